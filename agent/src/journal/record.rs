@@ -1,0 +1,471 @@
+//! What the journal holds: one enum variant for each kind of fact.
+//!
+//! Reports are pure functions of these records, so a record carries instants and bytes, never a figure already
+//! computed. Instants are [`Moment`]s (monotonic nanoseconds of this boot); the wall clock stands beside each record.
+
+use hotbunk_core::ids::{Incarnation, OperationId};
+use hotbunk_core::tier::Tier;
+use hotbunk_core::time::Moment;
+use serde::{Deserialize, Serialize};
+
+/// A record with its place in the journal.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// Position, ascending in the order of commits.
+    pub seq: u64,
+    /// When it was made, monotonic.
+    pub at: Moment,
+    /// When it was made, seconds since the Unix epoch.
+    pub wall: f64,
+    /// The cycle run that it belongs to.
+    pub run: Option<String>,
+    /// The operation that it belongs to.
+    pub operation: Option<OperationId>,
+    /// The fact.
+    pub record: Record,
+}
+
+/// Device memory at one instant. Unknown is `None`, never 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Bytes {
+    /// Device-wide used bytes (what NVML reports).
+    pub device: Option<u64>,
+    /// The engine's own processes on the device, where pids can be mapped.
+    pub engine: Option<u64>,
+    /// Resident host bytes of the engine's process tree.
+    pub rss: Option<u64>,
+}
+
+/// What kind of work an operation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OperationKind {
+    /// One engine to sleep or stop, another to wake.
+    Handoff,
+    /// A wake with nothing else awake.
+    Activation,
+    /// An engine into a sleeping tier.
+    Sleep,
+    /// A process started.
+    Start,
+    /// A process stopped.
+    Stop,
+    /// Stop and start.
+    Restart,
+    /// A repair begun by the agent itself.
+    Repair,
+}
+
+/// A phase of an operation: the `phase` label of the histogram and the bar of the waterfall.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Waiting for running requests.
+    Drain,
+    /// `/pause`.
+    Pause,
+    /// `/sleep`.
+    Sleep,
+    /// `/release_kv_cache_memory`.
+    ReleaseKv,
+    /// `/is_sleeping` says true.
+    VerifyAsleep,
+    /// Device bytes are gone.
+    AwaitRelease,
+    /// Tagless `/wake_up`.
+    Wake,
+    /// `/wake_up?tags=weights`.
+    WakeWeights,
+    /// `reload_weights`.
+    Reload,
+    /// `/wake_up?tags=kv_cache`.
+    WakeKv,
+    /// `/reset_prefix_cache`.
+    ResetPrefixCache,
+    /// `/resume`.
+    Resume,
+    /// `/is_sleeping` says false.
+    VerifyAwake,
+    /// Device bytes are there.
+    AwaitResidence,
+    /// The one-token request, or the canary.
+    Probe,
+    /// Process spawned under its shim.
+    Spawn,
+    /// Until `/health` and identity.
+    Ready,
+    /// Warm-up requests.
+    WarmUp,
+    /// SIGTERM to nothing left of the tree.
+    Stop,
+    /// A worker call that repairs (CONTRACT 3.4).
+    Repair,
+    /// Long poll after an unanswered call.
+    Resolve,
+}
+
+/// How a step, an operation or a run ended.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "result", rename_all = "snake_case")]
+pub enum Outcome {
+    /// As planned.
+    Ok,
+    /// Not: a stable code (see the API's error codes) and a sentence.
+    Failed {
+        /// Stable, snake_case.
+        code: String,
+        /// For people.
+        message: String,
+    },
+    /// Given up because somebody asked.
+    Cancelled,
+}
+
+/// One interval of an engine's own work, by the engine's own clock (operation log, or vLLM ≥ 0.32's metric).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EngineWork {
+    /// Engine's name.
+    pub engine: String,
+    /// The engine's word: `sleep`, `wake`, `release_kv_cache`, `reload_weights`, `first_token`, …
+    pub work: String,
+    /// Begin, monotonic.
+    pub began: Moment,
+    /// End, monotonic.
+    pub ended: Moment,
+}
+
+/// What a simulated run says of itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct SimulatedRun {
+    /// Profile's name, `l20`.
+    pub profile: String,
+    /// Engine times are divided by this.
+    pub speed: f64,
+    /// By how much less host memory the simulated engines really take.
+    pub host_scale: f64,
+}
+
+/// An engine's facts in a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunEngine {
+    /// Short name (`A`).
+    pub engine: String,
+    /// Served model.
+    pub model: String,
+}
+
+/// A stage of a cycle, as planned.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "step", rename_all = "snake_case")]
+pub enum CycleStep {
+    /// Start a stopped engine, or restart a running one; `initial` for the first start in the run.
+    Start {
+        /// Engine's name.
+        engine: String,
+        /// First start of the run (`restart_initial`), else `restart_warm`.
+        initial: bool,
+    },
+    /// One load stage: rounds at one concurrency.
+    Load {
+        /// Engine's name.
+        engine: String,
+        /// `baseline` or `after-wake`.
+        stage: String,
+        /// Requests in flight.
+        concurrency: u32,
+        /// Rounds.
+        rounds: u32,
+        /// Requests of a round.
+        requests: u32,
+        /// Output tokens of a request.
+        output_tokens: u32,
+    },
+    /// Sleep at a level, hold, wake, probe.
+    SleepCycle {
+        /// Engine's name.
+        engine: String,
+        /// `level1`, `level2` or `parked`.
+        tier: Tier,
+    },
+    /// Sleep and stay asleep.
+    Sleep {
+        /// Engine's name.
+        engine: String,
+        /// Where to.
+        tier: Tier,
+    },
+    /// Wake with nothing else awake.
+    Activate {
+        /// Engine's name.
+        engine: String,
+        /// In the `auto` series.
+        auto: bool,
+    },
+    /// Hand the device over.
+    Handoff {
+        /// Outgoing engine.
+        from: String,
+        /// Incoming engine.
+        to: String,
+        /// In the `auto` series (reported apart).
+        auto: bool,
+    },
+}
+
+/// One fact.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Record {
+    /// The agent began.
+    AgentStarted {
+        /// The agent's version.
+        version: String,
+        /// Its pid.
+        pid: u32,
+        /// The boot it runs in.
+        boot_id: String,
+    },
+    /// The agent ended in order.
+    AgentStopped {
+        /// Why.
+        reason: String,
+    },
+    /// An engine process was spawned.
+    Spawned {
+        /// Engine's name.
+        engine: String,
+        /// Which process.
+        incarnation: Incarnation,
+    },
+    /// An engine answered ready and was identified.
+    Ready {
+        /// Engine's name.
+        engine: String,
+        /// `/version`.
+        version: String,
+        /// `/v1/models`' `max_model_len`.
+        context_tokens: Option<u32>,
+    },
+    /// An engine's tier or condition changed.
+    Transition {
+        /// Engine's name.
+        engine: String,
+        /// Before: a tier's word, or `starting`, `backoff`, `failed`, `unknown`.
+        from: String,
+        /// After, likewise.
+        to: String,
+        /// Raised at each wake and start.
+        generation: u64,
+        /// Why.
+        reason: String,
+    },
+    /// A footprint was measured.
+    Footprint {
+        /// Engine's name.
+        engine: String,
+        /// At which tier.
+        tier: Tier,
+        /// Device bytes of this engine.
+        device_bytes: Option<u64>,
+        /// Resident host bytes of this engine.
+        host_bytes: Option<u64>,
+        /// Proportional host bytes (PSS) of this engine.
+        pss_bytes: Option<u64>,
+    },
+    /// A command was accepted: t0.
+    OperationAccepted {
+        /// Kind of work.
+        operation: OperationKind,
+        /// The engine it is for (the incoming one of a handoff).
+        engine: String,
+        /// The outgoing engine of a handoff.
+        from: Option<String>,
+        /// Asked for.
+        strategy: Option<String>,
+        /// `make-before-break` or `break-before-make`.
+        order: Option<String>,
+        /// Tier the outgoing engine is left in (or the sleep's target).
+        leave: Option<Tier>,
+        /// Drain policy.
+        drain: Option<String>,
+        /// `operator`, `cycle`, `agent`.
+        by: String,
+        /// The plan, a sentence a step.
+        plan: Vec<String>,
+    },
+    /// A step is about to act.
+    StepBegan {
+        /// Its place in the operation, ascending; rungs of the failure ladder and roll-back continue the count.
+        index: u32,
+        /// Phase.
+        phase: Phase,
+        /// On which engine.
+        engine: String,
+    },
+    /// A step ended.
+    StepEnded {
+        /// Its place in the operation.
+        index: u32,
+        /// Phase.
+        phase: Phase,
+        /// On which engine.
+        engine: String,
+        /// Begin.
+        began: Moment,
+        /// End.
+        ended: Moment,
+        /// How.
+        outcome: Outcome,
+        /// Memory when it began.
+        before: Bytes,
+        /// Memory when it ended.
+        after: Bytes,
+    },
+    /// A verified first token, or a request made for verification.
+    Probe {
+        /// Engine's name.
+        engine: String,
+        /// `probe` (counted in `requests.executed`) or `warm_up`, `rehearsal`, `canary` (never counted there).
+        purpose: String,
+        /// Sent.
+        began: Moment,
+        /// First token, where one came.
+        first_token: Option<Moment>,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// The engines' own work during an operation; `None` where an engine gives no clock.
+    EngineWork {
+        /// Intervals.
+        work: Option<Vec<EngineWork>>,
+    },
+    /// An operation ended.
+    OperationEnded {
+        /// How.
+        outcome: Outcome,
+        /// Acceptance of the command.
+        accepted: Moment,
+        /// Probe's first token of the incoming engine.
+        first_token: Option<Moment>,
+        /// When it ended.
+        ended: Moment,
+    },
+    /// Something happened that nobody asked for; `code` names the cause.
+    Incident {
+        /// Stable, snake_case: `crashed`, `start_failed`, `sleep_incomplete`, `wake_failed`, `drifted`, `stalled`, …
+        code: String,
+        /// Engine, where one is concerned.
+        engine: Option<String>,
+        /// Device, where one is concerned.
+        device: Option<String>,
+        /// For people.
+        message: String,
+    },
+    /// A cycle run began.
+    RunStarted {
+        /// Cycle plan's name.
+        plan: String,
+        /// Planned steps, in order.
+        steps: Vec<CycleStep>,
+        /// Engines of the run.
+        engines: Vec<RunEngine>,
+        /// `vLLM 0.31.0`.
+        runtime: String,
+        /// `1 × NVIDIA L20`.
+        gpu: String,
+        /// KV cache of an engine, GiB, where all have the same.
+        kv_gib: Option<f64>,
+        /// Where the run is simulated.
+        simulated: Option<SimulatedRun>,
+    },
+    /// A cycle's step is about to act.
+    CycleStepBegan {
+        /// Its place in `RunStarted.steps`.
+        index: u32,
+    },
+    /// A cycle's step ended.
+    CycleStepEnded {
+        /// Its place in `RunStarted.steps`.
+        index: u32,
+        /// The operations that it was made of, in order (a sleep cycle has two: sleep, wake).
+        operations: Vec<OperationId>,
+        /// How.
+        outcome: Outcome,
+    },
+    /// One request of a load round.
+    LoadRequest {
+        /// Cycle step.
+        index: u32,
+        /// Round, from 0.
+        round: u32,
+        /// Whether the stream was complete.
+        ok: bool,
+        /// Why not.
+        error: Option<String>,
+        /// Sent.
+        began: Moment,
+        /// First token.
+        first_token: Option<Moment>,
+        /// End.
+        ended: Moment,
+        /// `usage.completion_tokens`.
+        output_tokens: Option<u32>,
+        /// `usage.prompt_tokens`.
+        prompt_tokens: Option<u32>,
+    },
+    /// A load round ended.
+    LoadRound {
+        /// Cycle step.
+        index: u32,
+        /// Round, from 0.
+        round: u32,
+        /// Begin.
+        began: Moment,
+        /// End.
+        ended: Moment,
+    },
+    /// A measuring window of the report, wall clock, already widened by its margins.
+    Window {
+        /// `A-baseline`, `AB-switch`, …
+        name: String,
+        /// Epoch seconds.
+        start: f64,
+        /// Epoch seconds.
+        end: f64,
+    },
+    /// A cycle run ended.
+    RunEnded {
+        /// How.
+        outcome: Outcome,
+    },
+}
+
+/// One device sample (its own table: there are many).
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sample {
+    /// When the device was read, monotonic.
+    pub at: Moment,
+    /// The same, epoch seconds.
+    pub wall: f64,
+    /// Device's name.
+    pub device: String,
+    /// Device-wide used bytes; `None` is a missed sample.
+    pub used: Option<u64>,
+    /// Device bytes by engine name, where pids can be mapped.
+    pub engines: Vec<(String, Option<u64>)>,
+}
+
+/// One host sample of an engine's process tree.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct HostSample {
+    /// When it was read, monotonic.
+    pub at: Moment,
+    /// The same, epoch seconds.
+    pub wall: f64,
+    /// Engine's name.
+    pub engine: String,
+    /// Σ RSS over the tree.
+    pub rss: Option<u64>,
+    /// Σ PSS over the tree, where it was read.
+    pub pss: Option<u64>,
+}
