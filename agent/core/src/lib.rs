@@ -1,10 +1,25 @@
 //! Pure decisions and arithmetic of Hotbunk.
 //!
 //! Nothing in here reads a clock, a file, the environment or the network: time comes in as a [`time::Moment`], facts
-//! come in as events, and what should be done comes out as a list of effects that the agent runs elsewhere.
+//! come in as [`event::Event`]s, and what should be done comes out as a list of [`effect::Effect`]s that the agent runs
+//! elsewhere. Start reading at [`state`] (what a node is), then [`program`] (what an operation is made of), then
+//! [`step`] (how it goes on), [`recover`] (when it does not) and [`plan`] (which one is chosen).
 
+pub mod backoff;
 pub mod call;
 pub mod capability;
+pub mod effect;
+pub mod event;
 pub mod ids;
+pub mod invariants;
+pub mod ledger;
+pub mod plan;
+pub mod program;
+pub mod queue;
+pub mod recover;
+pub mod sequence;
+pub mod spec;
+pub mod state;
+pub mod step;
 pub mod tier;
 pub mod time;

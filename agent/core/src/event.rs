@@ -1,0 +1,206 @@
+//! What can happen to a node.
+
+use crate::call::SleepingAnswer;
+use crate::effect::{StepResult, Ticket};
+use crate::ids::{DeviceId, EngineId, OperationId};
+use crate::spec::{DrainPolicy, Strategy};
+use crate::tier::Tier;
+use std::time::Duration;
+
+/// Who asked for something.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum By {
+    /// A person or a program, over the control API.
+    Operator,
+    /// A cycle.
+    Cycle,
+    /// The agent itself.
+    Agent,
+}
+
+impl By {
+    /// The word in the journal.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            By::Operator => "operator",
+            By::Cycle => "cycle",
+            By::Agent => "agent",
+        }
+    }
+}
+
+/// How running requests are treated, where the command says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub struct Drain {
+    /// Policy; the node's default where it is `None`.
+    pub policy: Option<DrainPolicy>,
+    /// Longest wait; the node's default where it is `None`.
+    pub deadline: Option<Duration>,
+}
+
+/// What can be asked of a node.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Request {
+    /// Make this the engine that serves.
+    Switch {
+        /// Incoming engine.
+        to: EngineId,
+        /// By which plan.
+        strategy: Option<Strategy>,
+        /// Where to leave the outgoing engine.
+        leave: Option<Tier>,
+        /// Running requests.
+        drain: Drain,
+    },
+    /// Wake one engine without putting another to sleep.
+    Wake(EngineId),
+    /// Put an engine to sleep; `tier` is its rest tier where it is `None`.
+    Sleep {
+        /// Engine.
+        engine: EngineId,
+        /// Where to.
+        tier: Option<Tier>,
+        /// Running requests.
+        drain: Drain,
+    },
+    /// Start a stopped engine.
+    Start {
+        /// Engine.
+        engine: EngineId,
+        /// The specification's default where it is `None`.
+        rehearse: Option<bool>,
+        /// Left awake, or sent to its rest tier.
+        awake: bool,
+    },
+    /// Stop an engine's processes.
+    Stop {
+        /// Engine.
+        engine: EngineId,
+        /// Running requests.
+        drain: Drain,
+    },
+    /// Stop it and start it.
+    Restart {
+        /// Engine.
+        engine: EngineId,
+        /// The specification's default where it is `None`.
+        rehearse: Option<bool>,
+        /// Running requests.
+        drain: Drain,
+    },
+    /// Leave the failed state and forget crashes.
+    Reset(EngineId),
+    /// Sweep what a dead engine left (the agent's own).
+    Bury(EngineId),
+    /// Bring an engine that is adrift back to a verified tier (the agent's own).
+    Repair(EngineId),
+}
+
+impl Request {
+    /// The engine that it is about.
+    pub fn engine(&self) -> EngineId {
+        match self {
+            Request::Switch { to: engine, .. }
+            | Request::Wake(engine)
+            | Request::Sleep { engine, .. }
+            | Request::Start { engine, .. }
+            | Request::Stop { engine, .. }
+            | Request::Restart { engine, .. }
+            | Request::Reset(engine)
+            | Request::Bury(engine)
+            | Request::Repair(engine) => *engine,
+        }
+    }
+
+    /// The word for people.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Request::Switch { .. } => "switch",
+            Request::Wake(_) => "wake",
+            Request::Sleep { .. } => "sleep",
+            Request::Start { .. } => "start",
+            Request::Stop { .. } => "stop",
+            Request::Restart { .. } => "restart",
+            Request::Reset(_) => "reset",
+            Request::Bury(_) => "sweep",
+            Request::Repair(_) => "repair",
+        }
+    }
+}
+
+/// What a survey of one engine found.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Survey {
+    /// `/is_sleeping`.
+    pub sleeping: SleepingAnswer,
+    /// Requests running; `None` where metrics do not say.
+    pub running: Option<u64>,
+    /// Tokens produced so far; `None` where metrics do not say.
+    pub tokens: Option<u64>,
+}
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Event {
+    /// The agent is up: start what should be started, leaving this engine awake.
+    Boot {
+        /// Engine to be left awake.
+        awake: Option<EngineId>,
+    },
+    /// Something is asked.
+    Command {
+        /// The number that the request will have (the shell draws it with [`crate::state::Node::number`]).
+        id: OperationId,
+        /// What.
+        request: Request,
+        /// By whom.
+        by: By,
+    },
+    /// An operation should be given up if it has not begun to move memory.
+    Cancel(OperationId),
+    /// An action ended.
+    Done {
+        /// Which.
+        ticket: Ticket,
+        /// How.
+        result: StepResult,
+    },
+    /// An engine's leader process ended.
+    Exited {
+        /// Engine.
+        engine: EngineId,
+        /// In which life.
+        life: u64,
+        /// What is known of the cause, the last log lines included.
+        reason: String,
+    },
+    /// An engine was surveyed.
+    Surveyed {
+        /// Engine.
+        engine: EngineId,
+        /// In which generation.
+        generation: u64,
+        /// What was found.
+        survey: Survey,
+    },
+    /// A device was read at rest.
+    DeviceRead {
+        /// Device.
+        device: DeviceId,
+        /// Physical bytes.
+        capacity: u64,
+        /// Used bytes.
+        used: u64,
+    },
+    /// A device cannot be read any more.
+    DeviceLost {
+        /// Device.
+        device: DeviceId,
+        /// Why.
+        reason: String,
+    },
+    /// Time passed: back-offs may have ended, and it is time to survey.
+    Tick,
+    /// Take no new work; the shell stops the engines through commands and ends.
+    Close,
+}

@@ -1,0 +1,158 @@
+//! Who holds what on a device, and what still fits.
+//!
+//! ```text
+//!   capacity − reserve  ≥  foreign + Σ over engines (held + reserved)          invariant I2
+//! ```
+//!
+//! `held` is what an engine holds at its verified tier (measured, else estimated), `reserved` what a move under way may
+//! take beyond that. A reservation is made before memory is taken and ends when the engine is verified. Engines that
+//! span several devices hold the same on each.
+
+use crate::ids::{DeviceId, EngineId};
+use crate::state::{Engine, Node};
+use crate::tier::Tier;
+
+const GIB: u64 = 1 << 30;
+
+/// Device bytes of an engine at a tier: measured, else worked out from a measured neighbour tier, else declared.
+///
+/// `None` where neither a measurement nor a declaration gives it.
+pub fn bytes_at(engine: &Engine, tier: Tier) -> Option<u64> {
+    if let Some(bytes) = engine.measured(tier) {
+        return Some(bytes);
+    }
+    let e = &engine.spec.estimate;
+    match tier {
+        Tier::Stopped => Some(0),
+        Tier::Level1 => engine.measured(Tier::Level2).or(Some(e.residual)),
+        Tier::Level2 => engine.measured(Tier::Level1).or(Some(e.residual)),
+        Tier::Parked => match (engine.measured(Tier::Awake), e.kv_cache, e.weights) {
+            (Some(awake), Some(kv), _) => Some(awake.saturating_sub(kv)),
+            (None, _, Some(weights)) => Some(weights + residual(engine)),
+            _ => None,
+        },
+        Tier::Awake => match (e.weights, e.kv_cache) {
+            (Some(weights), Some(kv)) => Some(weights + kv + residual(engine)),
+            _ => e.start_free,
+        },
+    }
+}
+
+/// Bytes of an engine's KV cache: measured as the difference that parking makes, else declared.
+pub fn kv_bytes(engine: &Engine) -> Option<u64> {
+    match (engine.measured(Tier::Awake), engine.measured(Tier::Parked)) {
+        (Some(awake), Some(parked)) => awake.checked_sub(parked),
+        _ => engine.spec.estimate.kv_cache,
+    }
+}
+
+/// Bytes that stay on the device asleep.
+pub fn residual(engine: &Engine) -> u64 {
+    engine.measured(Tier::Level1).or(engine.measured(Tier::Level2)).unwrap_or(engine.spec.estimate.residual)
+}
+
+/// What a start needs on each device: what vLLM demands to be free, and its peak, whichever is more.
+pub fn start_need(engine: &Engine) -> Option<u64> {
+    let e = &engine.spec.estimate;
+    [e.start_free, e.start_peak, bytes_at(engine, Tier::Awake)].into_iter().flatten().max()
+}
+
+/// Bytes of a device that engines may hold altogether: capacity − reserve − foreign; `None` where the device is
+/// not known.
+pub fn limit(node: &Node, device: DeviceId) -> Option<u64> {
+    let d = node.device(device);
+    d.spec.capacity.map(|c| c.saturating_sub(d.spec.reserve).saturating_sub(d.foreign))
+}
+
+/// Bytes held and reserved by all engines of a device.
+pub fn charged(node: &Node, device: DeviceId) -> u64 {
+    node.engines_on(device).map(|id| node.engine(id)).map(|e| e.held.saturating_add(e.reserved)).sum()
+}
+
+/// What is missing for an engine to grow to `need` bytes on each of its devices; `None` if it fits.
+///
+/// Devices whose capacity is not known (no evidence, by configuration) refuse nothing.
+pub fn shortfall(node: &Node, engine: EngineId, need: u64) -> Option<Shortfall> {
+    let own = node.engine(engine);
+    let current = own.held.saturating_add(own.reserved);
+    own.spec.devices.iter().find_map(|device| {
+        let limit = limit(node, *device)?;
+        let after = charged(node, *device).saturating_sub(current).saturating_add(need.max(own.held));
+        (after > limit).then(|| Shortfall { device: *device, need, missing: after - limit })
+    })
+}
+
+/// What does not fit where.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shortfall {
+    /// Device that is too full.
+    pub device: DeviceId,
+    /// Bytes that the engine needs there.
+    pub need: u64,
+    /// Bytes too many.
+    pub missing: u64,
+}
+
+/// Device-wide used bytes that are expected when every engine is where the ledger says, and one is at `tier`.
+pub fn expected_used(node: &Node, device: DeviceId, moved: EngineId, tier: Tier) -> Option<u64> {
+    let mut sum = node.device(device).foreign;
+    for id in node.engines_on(device) {
+        let e = node.engine(id);
+        sum = sum.saturating_add(if id == moved { bytes_at(e, tier)? } else { e.held });
+    }
+    Some(sum)
+}
+
+/// The most that a device may show once `moved` has fallen to `tier`: expected + slack. Where the tier has not been
+/// measured, nine tenths of what the tier should free must be gone (issue: the first sleep without a rehearsal).
+pub fn release_threshold(node: &Node, device: DeviceId, moved: EngineId, tier: Tier) -> Option<u64> {
+    let e = node.engine(moved);
+    let slack = node.device(device).spec.slack;
+    if tier == Tier::Stopped || e.measured(tier).is_some() {
+        return expected_used(node, device, moved, tier).map(|used| used.saturating_add(slack));
+    }
+    let awake = bytes_at(e, Tier::Awake)?;
+    let frees = match tier {
+        Tier::Parked => kv_bytes(e)?,
+        _ => awake.saturating_sub(residual(e)),
+    };
+    let left = awake.saturating_sub(frees / 10 * 9);
+    let others = expected_used(node, device, moved, Tier::Stopped)?;
+    Some(others.saturating_add(left).saturating_add(slack))
+}
+
+/// The least that a device must show once `moved` is awake again: expected − slack. `None` where its awake bytes have
+/// never been measured.
+pub fn residence_threshold(node: &Node, device: DeviceId, moved: EngineId) -> Option<u64> {
+    node.engine(moved).measured(Tier::Awake)?;
+    let expected = expected_used(node, device, moved, Tier::Awake)?;
+    Some(expected.saturating_sub(node.device(device).spec.slack))
+}
+
+/// Host bytes that level 1 takes of an engine: measured, else declared, else twice the weights (pinned blocks are
+/// rounded up to powers of two, CONTRACT fact 9).
+pub fn host_need(engine: &Engine) -> Option<u64> {
+    engine.footprints[Tier::Level1 as usize].and_then(|f| f.host).or(engine.spec.estimate.host).or(engine
+        .spec
+        .estimate
+        .weights
+        .map(|w| w.saturating_mul(2)))
+}
+
+/// Host bytes missing for an engine to go to level 1; `None` if it fits or the budget is unknown. Pinned memory stays
+/// for a process's life, so every engine that has been there counts.
+pub fn host_missing(node: &Node, engine: EngineId) -> Option<u64> {
+    let budget = node.policy.host_budget?;
+    let pinned = |id: &EngineId| node.engine(*id).pinned || *id == engine;
+    let sum: u64 = node.ids().filter(pinned).filter_map(|id| host_need(node.engine(id))).sum();
+    sum.checked_sub(budget).filter(|missing| *missing > 0)
+}
+
+/// Bytes for people: `28.0 GiB`, `597 MiB`.
+pub fn human(bytes: u64) -> String {
+    if bytes >= GIB {
+        format!("{}.{} GiB", bytes / GIB, bytes % GIB * 10 / GIB)
+    } else {
+        format!("{} MiB", bytes >> 20)
+    }
+}

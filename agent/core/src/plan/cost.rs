@@ -1,0 +1,59 @@
+//! How long a leg will take: learned, else estimated from bytes.
+//!
+//! The estimates are for the first time only; every leg that ends replaces them with its own duration.
+
+use crate::ledger;
+use crate::state::Engine;
+use crate::tier::Tier;
+use std::time::Duration;
+
+/// Pinned host allocation, the first level-1 sleep of a life (CONTRACT 3.2: ~2.7 GB/s).
+const PIN: u64 = 2_500_000_000;
+/// Device to host and back over PCIe 4 ×16.
+const COPY: u64 = 20_000_000_000;
+/// Weights from the page cache or disk, with post-processing.
+const RELOAD: u64 = 2_000_000_000;
+/// Mapping memory: 0.018 s/GiB.
+const MAP: u64 = 60_000_000_000;
+/// Fixed part of unmapping (and of every control call's work).
+const FIXED: Duration = Duration::from_millis(20);
+/// Without any measurement: a start.
+const START: Duration = Duration::from_secs(90);
+/// Without any measurement: a probe.
+const PROBE: Duration = Duration::from_millis(100);
+
+fn at(bytes: u64, rate: u64) -> Duration {
+    Duration::from_micros(bytes / (rate / 1_000_000))
+}
+
+/// From awake (or parked) down into a tier.
+pub fn enter_cost(engine: &Engine, tier: Tier) -> Duration {
+    if let Some(learned) = engine.costs.enter[tier as usize] {
+        return learned;
+    }
+    let awake = ledger::bytes_at(engine, Tier::Awake).unwrap_or(0);
+    match tier {
+        Tier::Awake => Duration::ZERO,
+        Tier::Parked => FIXED,
+        Tier::Level1 if engine.pinned => FIXED + at(awake, COPY),
+        Tier::Level1 => FIXED + at(awake, PIN),
+        Tier::Level2 => FIXED + at(awake, MAP),
+        Tier::Stopped => Duration::from_secs(5).min(engine.spec.stop_grace),
+    }
+}
+
+/// From a tier up to awake, the first token included.
+pub fn leave_cost(engine: &Engine, tier: Tier) -> Duration {
+    if let Some(learned) = engine.costs.leave[tier as usize] {
+        return learned;
+    }
+    let awake = ledger::bytes_at(engine, Tier::Awake).unwrap_or(0);
+    let kv = ledger::kv_bytes(engine).unwrap_or(0);
+    match tier {
+        Tier::Awake => Duration::ZERO,
+        Tier::Parked => at(kv, MAP) + PROBE,
+        Tier::Level1 => at(awake.saturating_sub(kv), COPY) + at(awake, MAP) + PROBE,
+        Tier::Level2 => at(awake.saturating_sub(kv), RELOAD) + at(awake, MAP) + PROBE,
+        Tier::Stopped => START,
+    }
+}

@@ -1,0 +1,347 @@
+//! The planner: node + what is asked in, ordered steps out, every alternative with its verdict.
+//!
+//! A handoff is an **order** × the **tier** that the outgoing engine is left in. All combinations are built and judged;
+//! a strategy then picks among those that are possible:
+//!
+//! | strategy | picks |
+//! |---|---|
+//! | `auto` | make-before-break if any fits; then the earliest first token; then the quickest way back |
+//! | `sleep-first` | break-before-make × level1 (or `--leave`) |
+//! | `wake-first` | make-before-break × level1 (or `--leave`) |
+//! | `park` | break-before-make × parked (or `--leave`) |
+
+mod cost;
+mod explain;
+
+pub use cost::{enter_cost, leave_cost};
+pub use explain::{Faster, faster};
+
+use crate::event::Request;
+use crate::ids::{DeviceId, EngineId};
+use crate::ledger;
+use crate::program::Step;
+use crate::queue::Refusal;
+use crate::sequence;
+use crate::spec::{DrainPolicy, Order, Strategy};
+use crate::state::{Condition, Evidence, Node};
+use crate::tier::Tier;
+use std::time::Duration;
+
+/// What a handoff is asked for with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ask {
+    /// Incoming engine.
+    pub to: EngineId,
+    /// Strategy in force.
+    pub strategy: Strategy,
+    /// Tier in force, where one is fixed.
+    pub leave: Option<Tier>,
+    /// Drain policy in force.
+    pub drain: DrainPolicy,
+}
+
+impl Ask {
+    /// The node's defaults filled in.
+    pub fn of(node: &Node, request: &Request) -> Option<Ask> {
+        let Request::Switch { to, strategy, leave, drain } = request else { return None };
+        Some(Ask {
+            to: *to,
+            strategy: strategy.unwrap_or(node.policy.strategy),
+            leave: leave.or(node.policy.leave),
+            drain: drain.policy.unwrap_or(node.policy.drain),
+        })
+    }
+}
+
+/// A possible way, with what it would cost.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Order.
+    pub order: Order,
+    /// Tier left behind; `awake` where nothing has to go.
+    pub leave: Tier,
+    /// Engines that go out.
+    pub outgoing: Vec<EngineId>,
+    /// Legs, in order.
+    pub steps: Vec<Step>,
+    /// Predicted time to the incoming engine's first token, drain excluded.
+    pub first_token: Duration,
+    /// Predicted time until all is done.
+    pub total: Duration,
+    /// Predicted time for the outgoing engine to serve again.
+    pub back: Duration,
+    /// Most bytes charged on any of the devices while it runs.
+    pub peak: u64,
+}
+
+/// One combination with its verdict.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// Order.
+    pub order: Order,
+    /// Tier left behind.
+    pub leave: Tier,
+    /// The plan, or why not.
+    pub verdict: Result<Plan, Refusal>,
+}
+
+/// The plan that the strategy picks.
+pub fn choose(node: &Node, ask: &Ask) -> Result<Plan, Refusal> {
+    reachable(node, ask.to)?;
+    let candidates = candidates(node, ask);
+    let wanted = |c: &Candidate| {
+        let (order, tier) = match ask.strategy {
+            Strategy::Auto => (None, ask.leave),
+            Strategy::SleepFirst => (Some(Order::BreakBeforeMake), Some(ask.leave.unwrap_or(Tier::Level1))),
+            Strategy::WakeFirst => (Some(Order::MakeBeforeBreak), Some(ask.leave.unwrap_or(Tier::Level1))),
+            Strategy::Park => (Some(Order::BreakBeforeMake), Some(ask.leave.unwrap_or(Tier::Parked))),
+        };
+        // Where nothing has to go, there is one plan, whatever was asked for.
+        c.leave == Tier::Awake || (order.is_none_or(|o| o == c.order) && tier.is_none_or(|t| t == c.leave))
+    };
+    let mut refused = Vec::new();
+    let mut possible = Vec::new();
+    for candidate in candidates.into_iter().filter(wanted) {
+        match candidate.verdict {
+            Ok(plan) => possible.push(plan),
+            Err(refusal) => refused.push((candidate.order, candidate.leave, refusal)),
+        }
+    }
+    let key = |p: &Plan| (p.order == Order::BreakBeforeMake, p.first_token, p.back, p.leave);
+    match possible.into_iter().min_by_key(key) {
+        Some(plan) => Ok(plan),
+        None if refused.len() == 1 => Err(refused.remove(0).2),
+        None => Err(Refusal::NoPlan(
+            refused.iter().map(|(o, t, why)| format!("{} × {t}: {why}", o.as_str())).collect(),
+        )),
+    }
+}
+
+/// Whether an engine can be brought to awake at all.
+fn reachable(node: &Node, to: EngineId) -> Result<(), Refusal> {
+    let e = node.engine(to);
+    match &e.condition {
+        Condition::Failed(reason) => Err(Refusal::WrongState {
+            engine: e.spec.name.clone(),
+            is: format!("failed ({reason})"),
+            hint: "look at its log, then `reset` it",
+        }),
+        Condition::Moving | Condition::Adrift(_) => Err(Refusal::WrongState {
+            engine: e.spec.name.clone(),
+            is: e.condition_word().to_owned(),
+            hint: "a repair is due; try again when it has ended",
+        }),
+        Condition::Settled | Condition::Backoff(_) | Condition::NoRoom => evidence(node, &e.spec.devices),
+    }
+}
+
+/// Whether the devices can be believed.
+pub fn evidence(node: &Node, devices: &[DeviceId]) -> Result<(), Refusal> {
+    for id in devices {
+        let device = node.device(*id);
+        if let Evidence::Lost(reason) = &device.evidence {
+            return Err(Refusal::NoEvidence { device: device.spec.name.clone(), reason: reason.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// Every combination with its verdict, in a fixed order.
+pub fn candidates(node: &Node, ask: &Ask) -> Vec<Candidate> {
+    let outgoing = outgoing(node, ask.to);
+    if outgoing.is_empty() {
+        let order = Order::MakeBeforeBreak;
+        return vec![Candidate {
+            order,
+            leave: Tier::Awake,
+            verdict: build(node, ask, order, Tier::Awake, &[]),
+        }];
+    }
+    let mut all = Vec::new();
+    for order in [Order::MakeBeforeBreak, Order::BreakBeforeMake] {
+        for leave in [Tier::Parked, Tier::Level1, Tier::Level2, Tier::Stopped] {
+            all.push(Candidate { order, leave, verdict: build(node, ask, order, leave, &outgoing) });
+        }
+    }
+    all
+}
+
+/// Which awake engines must go so that `to` can be awake: the longest awake first, as few as `max_awake` asks, but all
+/// that share a device where those few would not make room.
+fn outgoing(node: &Node, to: EngineId) -> Vec<EngineId> {
+    let devices = &node.engine(to).spec.devices;
+    let mut awake: Vec<EngineId> = node
+        .ids()
+        .filter(|id| *id != to && node.engine(*id).tier == Tier::Awake)
+        .filter(|id| node.engine(*id).spec.devices.iter().any(|d| devices.contains(d)))
+        .collect();
+    awake.sort_by_key(|id| node.engine(*id).awake_since);
+    let allowed = devices.iter().map(|d| node.device(*d).spec.max_awake).min().unwrap_or(1).max(1);
+    let surplus = (awake.len() + 1).saturating_sub(usize::from(allowed));
+    let fits = need(node, to).is_none_or(|bytes| room(node, to, bytes, &[]).is_none());
+    if surplus == 0 && !fits { awake } else { awake.into_iter().take(surplus).collect() }
+}
+
+/// Device bytes that `to` needs at its peak on the way to awake.
+fn need(node: &Node, to: EngineId) -> Option<u64> {
+    let e = node.engine(to);
+    if e.tier == Tier::Stopped { ledger::start_need(e) } else { ledger::bytes_at(e, Tier::Awake) }
+}
+
+/// What is missing for `to` to hold `need` while others hold what `overrides` says; `None` if it fits.
+fn room(node: &Node, to: EngineId, need: u64, overrides: &[(EngineId, u64)]) -> Option<(DeviceId, u64)> {
+    node.engine(to).spec.devices.iter().find_map(|device| {
+        let limit = ledger::limit(node, *device)?;
+        let sum = charged_with(node, *device, to, need, overrides);
+        (sum > limit).then(|| (*device, sum - limit))
+    })
+}
+
+fn charged_with(
+    node: &Node,
+    device: DeviceId,
+    to: EngineId,
+    need: u64,
+    overrides: &[(EngineId, u64)],
+) -> u64 {
+    node.engines_on(device)
+        .map(|id| {
+            let e = node.engine(id);
+            match overrides.iter().find(|(o, _)| *o == id) {
+                _ if id == to => need.max(e.held),
+                Some((_, bytes)) => *bytes,
+                None => e.held.saturating_add(e.reserved),
+            }
+        })
+        .sum()
+}
+
+fn build(node: &Node, ask: &Ask, order: Order, leave: Tier, outgoing: &[EngineId]) -> Result<Plan, Refusal> {
+    for id in outgoing {
+        may_fall(node, *id, leave, ask.drain)?;
+        evidence(node, &node.engine(*id).spec.devices)?;
+    }
+    let incoming = node.engine(ask.to);
+    let rise = match incoming.tier {
+        Tier::Stopped => Step::Launch { engine: ask.to, rehearse: incoming.spec.rehearse },
+        _ => Step::Rise(ask.to),
+    };
+    let falls = || outgoing.iter().map(|id| Step::Fall { engine: *id, tier: leave });
+    let left: Vec<(EngineId, u64)> = match order {
+        Order::MakeBeforeBreak => Vec::new(),
+        Order::BreakBeforeMake => {
+            outgoing.iter().filter_map(|id| Some((*id, ledger::bytes_at(node.engine(*id), leave)?))).collect()
+        }
+    };
+    let need = need(node, ask.to);
+    let demoted = make_room(node, ask, need, left.clone(), &rise)?;
+
+    let mut steps: Vec<Step> =
+        demoted.iter().map(|(engine, tier)| Step::Fall { engine: *engine, tier: *tier }).collect();
+    let demotions: Duration = demoted.iter().map(|(e, t)| enter_cost(node.engine(*e), *t)).sum();
+    let fall: Duration = outgoing.iter().map(|id| enter_cost(node.engine(*id), leave)).sum();
+    let wake = leave_cost(incoming, incoming.tier);
+    let first_token = match order {
+        Order::MakeBeforeBreak => {
+            steps.push(rise);
+            steps.extend(falls());
+            demotions + wake
+        }
+        Order::BreakBeforeMake => {
+            steps.extend(falls());
+            steps.push(rise);
+            demotions + fall + wake
+        }
+    };
+    let back = outgoing.iter().map(|id| leave_cost(node.engine(*id), leave)).max().unwrap_or_default();
+    let devices = incoming.spec.devices.iter();
+    let peak = devices
+        .map(|d| charged_with(node, *d, ask.to, need.unwrap_or(0), &left).max(ledger::charged(node, *d)))
+        .max();
+    Ok(Plan {
+        order,
+        leave,
+        outgoing: outgoing.to_vec(),
+        steps,
+        first_token,
+        total: demotions + fall + wake,
+        back,
+        peak: peak.unwrap_or(0),
+    })
+}
+
+/// Which other sleeping engines must go further down so that `to` fits: parked ones first, the longest unused first.
+fn make_room(
+    node: &Node,
+    ask: &Ask,
+    need: Option<u64>,
+    mut left: Vec<(EngineId, u64)>,
+    rise: &Step,
+) -> Result<Vec<(EngineId, Tier)>, Refusal> {
+    let Some(need) = need else { return Ok(Vec::new()) };
+    let mut demoted = Vec::new();
+    let mut others: Vec<EngineId> = node
+        .ids()
+        .filter(|id| *id != ask.to && node.engine(*id).tier == Tier::Parked)
+        .filter(|id| node.engine(*id).condition == Condition::Settled)
+        .collect();
+    others.sort_by_key(|id| node.engine(*id).awake_since);
+    while let Some((device, missing)) = room(node, ask.to, need, &left) {
+        let candidate = others.iter().position(|id| node.engine(*id).spec.devices.contains(&device));
+        let Some(victim) = candidate.map(|at| others.remove(at)) else {
+            return Err(Refusal::NoRoom {
+                what: rise.sentence(node),
+                device: node.device(device).spec.name.clone(),
+                missing,
+            });
+        };
+        let tiers = [Tier::Level1, Tier::Level2, Tier::Stopped];
+        let tier = tiers.into_iter().find(|t| may_fall(node, victim, *t, DrainPolicy::Wait).is_ok());
+        if let Some(tier) = tier {
+            left.push((victim, ledger::bytes_at(node.engine(victim), tier).unwrap_or(0)));
+            demoted.push((victim, tier));
+        }
+    }
+    Ok(demoted)
+}
+
+/// Whether an engine can be taken down to a tier from where it is.
+pub fn may_fall(node: &Node, id: EngineId, tier: Tier, drain: DrainPolicy) -> Result<(), Refusal> {
+    let e = node.engine(id);
+    let engine = || e.spec.name.clone();
+    if !e.may_rest_in(tier) {
+        let because = if e.restart_only {
+            "its rehearsal failed, so it is switched by restart"
+        } else if tier == Tier::Level2 && e.level2_unsafe {
+            "it gave other tokens after a level-2 wake"
+        } else if tier == Tier::Parked && e.cannot_park {
+            "it refused to release its KV cache"
+        } else {
+            "its configuration excludes that level"
+        };
+        return Err(Refusal::TierExcluded { engine: engine(), tier, because });
+    }
+    if tier == Tier::Stopped {
+        return match drain {
+            DrainPolicy::Freeze => Err(Refusal::WrongState {
+                engine: engine(),
+                is: "to be stopped".into(),
+                hint: "frozen requests do not survive that; drain with wait or abort",
+            }),
+            DrainPolicy::Wait | DrainPolicy::Abort => Ok(()),
+        };
+    }
+    let Some(caps) = &e.capabilities else {
+        return Err(Refusal::WrongState {
+            engine: engine(),
+            is: "not started".into(),
+            hint: "start it first",
+        });
+    };
+    sequence::enter(caps, e.tier, tier, drain)
+        .map_err(|cannot| Refusal::Cannot { engine: engine(), cannot })?;
+    match ledger::host_missing(node, id) {
+        Some(missing) if tier == Tier::Level1 => Err(Refusal::NoHostMemory { engine: engine(), missing }),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,207 @@
+//! The failure ladder: what follows when a step does not go as planned.
+//!
+//! A table, read from the top; nothing in it acts. `retry safe` is vLLM ≥ 0.28 with one worker (CONTRACT fact 6), the
+//! rungs are those of CONTRACT 3.4.
+//!
+//! | step | cause | rung |
+//! |---|---|---|
+//! | any of a rehearsal | any | KV release refused: never park, go on; else: end it, start it without, switch by restart |
+//! | drain | deadline | give up, admission opens again |
+//! | `/sleep` | refused | once again if retry safe; 0.10.2–0.27: wake the worker behind the engine; else end it |
+//! | `/release_kv_cache_memory` | refused | resume, probe, never park again |
+//! | any call, `/is_sleeping` | no answer | long poll; no answer to that: end it |
+//! | asleep? | says no | nothing happened: probe, it serves on |
+//! | bytes gone? | no | once: the worker's own sleep if retry safe; then wake it again |
+//! | `/wake_up` | refused | once again if retry safe; then give back by the worker's own sleep, else end it |
+//! | awake? | says no | give back, else end it |
+//! | bytes back? | no | end it: a probe would kill it anyway |
+//! | probe | no token, other tokens | once again; then end it (after level 2: that level is unsafe) |
+//! | any | process gone | sweep it |
+//!
+//! "End it" goes on where the engine was on its way out (its bytes are gone, which is what the handoff needs), and gives
+//! the operation up otherwise; giving up restores what served before.
+
+use crate::call::{Call, SleepLevel, WakeTags};
+use crate::capability::{Capabilities, Version};
+use crate::effect::ProbeKind;
+use crate::ids::EngineId;
+use crate::program::{Cause, Step, level_of};
+use crate::sequence;
+use crate::state::{Engine, Node, Operation, Stage};
+use crate::tier::Tier;
+
+/// What follows a failed step.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Recovery {
+    /// The same step again.
+    Retry,
+    /// The step is as good as done; go on.
+    Accept,
+    /// These steps, then the rest of the program.
+    First(Vec<Step>),
+    /// The engine cannot be trusted any more: its process tree goes.
+    Lost(EngineId),
+    /// The operation's goal is given up: these steps, then what served before is restored.
+    GiveUp(Vec<Step>),
+    /// The rehearsal failed: end it and start it without one.
+    RehearsalFailed(EngineId),
+    /// The engine refuses to release its KV cache; these steps replace what is left of that part of the rehearsal.
+    NeverPark(EngineId, Vec<Step>),
+    /// Processes or bytes of an ended engine are still there.
+    Leftovers(EngineId),
+}
+
+/// Reads the table.
+pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recovery {
+    let Some(id) = step.engine() else { return Recovery::GiveUp(Vec::new()) };
+    let e = node.engine(id);
+    let rehearsing = op.program.contains(&Step::Rehearsed(id)) && !op.program.contains(&Step::Rehearse(id));
+    let park_refused =
+        matches!(step, Step::Call { call: Call::ReleaseKvCache, .. }) && cause == Cause::CallRefused;
+    match (step, cause) {
+        (Step::AwaitRelease { tier: Tier::Stopped, .. }, Cause::NoEvidence) => Recovery::Accept,
+        (Step::AwaitRelease { tier: Tier::Stopped, .. } | Step::Stop { .. }, _) => Recovery::Leftovers(id),
+        (_, Cause::Gone) => Recovery::Lost(id),
+        (Step::Call { .. }, _) if rehearsing && park_refused => Recovery::NeverPark(id, unpause(id)),
+        (Step::Probe { .. }, _) if rehearsing && op.attempts == 0 => Recovery::Retry,
+        _ if rehearsing => Recovery::RehearsalFailed(id),
+        (Step::Drain(_), _) => Recovery::GiveUp(vec![Step::Open(id)]),
+        (Step::ReserveWake(_) | Step::ReserveStart(_), _) => {
+            Recovery::GiveUp(vec![Step::Settle { engine: id, tier: e.tier }])
+        }
+        (Step::Call { call, .. }, _) => call_failed(e, id, op, call, cause),
+        (Step::ConfirmAsleep(_), Cause::CallUnanswered) => {
+            Recovery::First(vec![Step::Resolve { engine: id, asleep: true }])
+        }
+        (Step::ConfirmAsleep(_) | Step::Resolve { asleep: true, .. }, Cause::NotAsleep)
+            if e.tier == Tier::Awake =>
+        {
+            Recovery::GiveUp(still_awake(id))
+        }
+        (Step::ConfirmAwake(_), Cause::CallUnanswered) => {
+            Recovery::First(vec![Step::Resolve { engine: id, asleep: false }])
+        }
+        (Step::ConfirmAwake(_) | Step::Resolve { asleep: false, .. }, Cause::NotAwake) => {
+            give_back(e, id, op)
+        }
+        (Step::AwaitRelease { tier, .. }, Cause::ReleaseIncomplete) => incomplete(e, id, op, *tier),
+        (Step::AwaitRelease { tier, .. }, _) => Recovery::GiveUp(revive(e, id, *tier)),
+        (Step::AwaitResidence(_), Cause::NoEvidence) => Recovery::Accept,
+        (Step::Probe { .. }, Cause::ProbeFailed | Cause::CanaryMismatch) if op.attempts == 0 => {
+            Recovery::Retry
+        }
+        (Step::Fall { .. } | Step::Rise(_) | Step::Launch { .. }, _) => Recovery::GiveUp(Vec::new()),
+        _ => Recovery::Lost(id),
+    }
+}
+
+fn call_failed(e: &Engine, id: EngineId, op: &Operation, call: &Call, cause: Cause) -> Recovery {
+    let Some(caps) = e.capabilities else { return Recovery::Lost(id) };
+    let retry = op.attempts == 0 && caps.is_retry_safe();
+    match (call, cause) {
+        (Call::Sleep { .. } | Call::ReleaseKvCache, Cause::CallUnanswered) => {
+            Recovery::First(vec![Step::Resolve { engine: id, asleep: true }])
+        }
+        (Call::Sleep { level: SleepLevel::L0, .. }, Cause::CallRefused) => Recovery::GiveUp(unpause(id)),
+        (Call::Sleep { .. }, Cause::CallRefused) if retry => Recovery::Retry,
+        (Call::Sleep { .. }, Cause::CallRefused) if worker_can_be_woken(&caps) && e.tier == Tier::Awake => {
+            Recovery::GiveUp(wake_behind_the_engine(id, &caps))
+        }
+        (Call::ReleaseKvCache, Cause::CallRefused) => Recovery::GiveUp(unpause(id)),
+        (Call::Pause { .. } | Call::ResetPrefixCache, Cause::CallRefused) if e.tier == Tier::Awake => {
+            Recovery::GiveUp(still_awake(id))
+        }
+        (Call::WakeUp { tags: WakeTags::All | WakeTags::KvCache }, Cause::CallUnanswered) => {
+            Recovery::First(vec![Step::Resolve { engine: id, asleep: false }])
+        }
+        (Call::WakeUp { .. }, Cause::CallRefused) if retry => Recovery::Retry,
+        (Call::WakeUp { .. } | Call::ReloadWeights | Call::ResetPrefixCache, Cause::CallRefused) => {
+            give_back(e, id, op)
+        }
+        _ => Recovery::Lost(id),
+    }
+}
+
+/// CONTRACT 3.4, repair 0.10.2–0.27: with one worker, `wake_up` through `collective_rpc` maps and restores everything.
+fn worker_can_be_woken(caps: &Capabilities) -> bool {
+    caps.workers == 1
+        && caps.routes.collective_rpc
+        && caps.version >= Version::new(0, 10, 2)
+        && caps.version < Version::new(0, 28, 0)
+}
+
+fn wake_behind_the_engine(id: EngineId, caps: &Capabilities) -> Vec<Step> {
+    let mut steps = vec![Step::Call { engine: id, call: Call::WorkerWakeUp }];
+    if caps.has_modes() {
+        steps.push(Step::Call { engine: id, call: Call::WakeUp { tags: WakeTags::All } });
+    } else if caps.routes.pause {
+        steps.push(Step::Call { engine: id, call: Call::Resume });
+    }
+    steps.extend(verify_awake(id, ProbeKind::Canary));
+    steps
+}
+
+/// Its own answer says that it never slept.
+fn still_awake(id: EngineId) -> Vec<Step> {
+    vec![probe(id, ProbeKind::Canary), Step::Settle { engine: id, tier: Tier::Awake }, Step::Open(id)]
+}
+
+/// Paused with all memory resident: `/resume` is safe then, and only then (CONTRACT 1.2).
+fn unpause(id: EngineId) -> Vec<Step> {
+    let mut steps = vec![Step::Call { engine: id, call: Call::Resume }];
+    steps.extend(verify_awake(id, ProbeKind::Canary));
+    steps
+}
+
+fn verify_awake(id: EngineId, kind: ProbeKind) -> Vec<Step> {
+    vec![
+        Step::ConfirmAwake(id),
+        Step::AwaitResidence(id),
+        probe(id, kind),
+        Step::Settle { engine: id, tier: Tier::Awake },
+        Step::Open(id),
+    ]
+}
+
+fn probe(engine: EngineId, kind: ProbeKind) -> Step {
+    Step::Probe { engine, kind, counted: false }
+}
+
+/// 200, asleep, and bytes still there.
+fn incomplete(e: &Engine, id: EngineId, op: &Operation, tier: Tier) -> Recovery {
+    let safe = e.capabilities.is_some_and(|c| c.is_retry_safe() && c.routes.collective_rpc);
+    match level_of(tier) {
+        Some(level @ (SleepLevel::L1 | SleepLevel::L2)) if safe && !op.repaired.contains(&id) => {
+            Recovery::First(vec![
+                Step::Call { engine: id, call: Call::WorkerSleep { level } },
+                Step::AwaitRelease { engine: id, tier },
+            ])
+        }
+        _ if e.tier == Tier::Awake => Recovery::GiveUp(revive(e, id, tier)),
+        _ => Recovery::Lost(id),
+    }
+}
+
+/// Awake again from a tier that it was going to.
+fn revive(e: &Engine, id: EngineId, tier: Tier) -> Vec<Step> {
+    let calls = e.capabilities.map(|c| sequence::leave(&c, tier)).unwrap_or_default();
+    let kind = if tier == Tier::Level2 { ProbeKind::LongCanary } else { ProbeKind::Canary };
+    let calls = calls.into_iter().map(|call| Step::Call { engine: id, call });
+    calls.chain(verify_awake(id, kind)).collect()
+}
+
+/// Half awake: what has been mapped goes back by the worker's own sleep, if that is safe.
+fn give_back(e: &Engine, id: EngineId, op: &Operation) -> Recovery {
+    let safe = e.capabilities.is_some_and(|c| c.is_retry_safe() && c.routes.collective_rpc);
+    match (e.tier, level_of(e.tier)) {
+        (tier @ (Tier::Level1 | Tier::Level2), Some(level)) if safe && op.stage == Stage::Forward => {
+            Recovery::GiveUp(vec![
+                Step::Call { engine: id, call: Call::WorkerSleep { level } },
+                Step::ConfirmAsleep(id),
+                Step::AwaitRelease { engine: id, tier },
+                Step::Settle { engine: id, tier },
+            ])
+        }
+        _ => Recovery::Lost(id),
+    }
+}

@@ -1,0 +1,67 @@
+//! What the idle devices do next: the agent's own work, by urgency.
+
+use super::Cx;
+use crate::event::{By, Request};
+use crate::ids::EngineId;
+use crate::ledger;
+use crate::state::{Condition, Node};
+
+impl Cx<'_> {
+    /// Begins whatever is due on devices that are free: sweeping, repairing, the queue, restarts.
+    pub(super) fn idle_work(&mut self) {
+        // Each pass begins at most one operation; one that ends at once frees its devices for the next. The bound only
+        // guards against an operation that changes nothing.
+        for _ in 0..=self.node.engines.len() * 4 {
+            let before = self.node.next_operation;
+            let queued = self.node.queue.len();
+            self.begin_one();
+            if self.node.next_operation == before && self.node.queue.len() == queued {
+                return;
+            }
+        }
+    }
+
+    fn begin_one(&mut self) {
+        let free = |node: &Node, id: EngineId| node.operation_on(&node.engine(id).spec.devices).is_none();
+        let find =
+            |node: &Node, due: &dyn Fn(EngineId) -> bool| node.ids().find(|id| free(node, *id) && due(*id));
+        let node = &*self.node;
+        let died = find(node, &|id| {
+            node.engine(id).dead && !matches!(node.engine(id).condition, Condition::Failed(_))
+        });
+        if let Some(engine) = died {
+            return self.own(Request::Bury(engine));
+        }
+        let adrift = find(node, &|id| matches!(node.engine(id).condition, Condition::Adrift(_)));
+        if let Some(engine) = adrift.filter(|_| !node.closing) {
+            return self.own(Request::Repair(engine));
+        }
+        let next = node.queue.iter().position(|q| free(node, q.request.engine()));
+        if let Some(queued) = next.and_then(|at| self.node.queue.remove(at)) {
+            return self.begin(queued.id, queued.request, queued.by);
+        }
+        if self.node.closing {
+            return;
+        }
+        let node = &*self.node;
+        let now = self.now;
+        let due = find(node, &|id| match node.engine(id).condition {
+            Condition::Backoff(at) => at <= now,
+            Condition::NoRoom => {
+                let need = ledger::start_need(node.engine(id));
+                need.is_none_or(|bytes| ledger::shortfall(node, id, bytes).is_none())
+                    && crate::plan::evidence(node, &node.engine(id).spec.devices).is_ok()
+            }
+            _ => false,
+        });
+        if let Some(engine) = due {
+            let awake = self.node.engine(engine).wanted_awake;
+            self.own(Request::Start { engine, rehearse: None, awake });
+        }
+    }
+
+    fn own(&mut self, request: Request) {
+        let id = self.node.number();
+        self.begin(id, request, By::Agent);
+    }
+}

@@ -1,0 +1,116 @@
+//! Reconciliation: what is seen at rest is held against what we believe.
+
+use super::Cx;
+use crate::call::SleepingAnswer;
+use crate::effect::{Effect, Incident};
+use crate::event::Survey;
+use crate::ids::{DeviceId, EngineId};
+use crate::ledger;
+use crate::state::{Condition, Drift, Evidence};
+use crate::tier::Tier;
+
+/// Surveys in a row that must contradict us before we believe them: one may have been asked before a change.
+const CONTRADICTIONS: u8 = 2;
+
+impl Cx<'_> {
+    /// Asks every engine at rest how it is.
+    pub(super) fn survey_all(&mut self) {
+        for engine in self.node.ids() {
+            let e = self.node.engine(engine);
+            let at_rest = self.node.operation_on(&e.spec.devices).is_none();
+            if e.process && !e.dead && at_rest && e.condition == Condition::Settled {
+                self.out.push(Effect::Survey { engine, generation: e.generation });
+            }
+        }
+    }
+
+    /// One engine was surveyed.
+    pub(super) fn surveyed(&mut self, engine: EngineId, generation: u64, survey: &Survey) {
+        let now = self.now;
+        let stall_after = self.node.policy.stall_after;
+        let e = self.node.engine(engine);
+        let at_rest = self.node.operation_on(&e.spec.devices).is_none();
+        let stale = e.generation != generation || e.condition != Condition::Settled || e.dead;
+        if !at_rest || stale || !e.process {
+            return;
+        }
+        let awake = e.tier == Tier::Awake;
+        let contradicts = match survey.sleeping {
+            SleepingAnswer::Says { is_sleeping } => is_sleeping == awake,
+            _ => false,
+        };
+        let e = self.node.engine_mut(engine);
+        e.watch.contradictions = if contradicts { e.watch.contradictions.saturating_add(1) } else { 0 };
+        if e.watch.contradictions >= CONTRADICTIONS {
+            let (drift, what) = if awake {
+                (Drift::FoundAsleep, "it should be awake and says that it sleeps")
+            } else {
+                (Drift::FoundAwake, "it should be asleep and says that it is awake")
+            };
+            return self.adrift(engine, drift, Incident::Drifted, what);
+        }
+        let (Some(running), Some(tokens)) = (survey.running, survey.tokens) else { return };
+        if !awake || running == 0 || tokens != e.watch.tokens {
+            e.watch.tokens = tokens;
+            e.watch.progress_at = now;
+        } else if now.since(e.watch.progress_at) >= stall_after {
+            self.adrift(engine, Drift::Stalled, Incident::Stalled, "requests run and no token comes");
+        }
+    }
+
+    fn adrift(&mut self, engine: EngineId, drift: Drift, incident: Incident, what: &str) {
+        self.transit(engine, what, |e| {
+            e.admission = false;
+            e.watch.contradictions = 0;
+            e.condition = Condition::Adrift(drift);
+        });
+        let name = self.node.engine(engine).spec.name.clone();
+        self.incident(incident, Some(engine), format!("{name}: {what}"));
+    }
+
+    /// A device was read at rest: what our engines do not account for is foreign.
+    pub(super) fn device_read(&mut self, device: DeviceId, capacity: u64, used: u64) {
+        let d = &mut self.node.devices[usize::from(device.0)];
+        d.spec.capacity = Some(capacity);
+        if let Evidence::Lost(reason) = &d.evidence {
+            let first = reason == "not read yet";
+            d.evidence = Evidence::Good;
+            let name = d.spec.name.clone();
+            if !first {
+                self.device_incident(Incident::DeviceRestored, device, format!("{name} can be read again"));
+            }
+        }
+        let busy = self.node.operation_on(&[device]).is_some();
+        let unsettled = |id: EngineId| {
+            let e = self.node.engine(id);
+            e.dead || matches!(e.condition, Condition::Moving | Condition::Adrift(_))
+        };
+        if busy || self.node.engines_on(device).any(unsettled) {
+            return;
+        }
+        let ours: u64 = self.node.engines_on(device).map(|id| self.node.engine(id).held).sum();
+        let d = &mut self.node.devices[usize::from(device.0)];
+        let foreign = Some(used.saturating_sub(ours)).filter(|bytes| *bytes > d.spec.slack).unwrap_or(0);
+        let appeared = foreign > d.foreign.saturating_add(d.spec.slack);
+        d.foreign = foreign;
+        if appeared {
+            let detail =
+                format!("{} on {} that no engine of ours accounts for", ledger::human(foreign), d.spec.name);
+            self.device_incident(Incident::ForeignMemory, device, detail);
+        }
+    }
+
+    /// A device cannot be read any more.
+    pub(super) fn device_lost(&mut self, device: DeviceId, reason: String) {
+        let d = &mut self.node.devices[usize::from(device.0)];
+        match &d.evidence {
+            Evidence::Off => {}
+            Evidence::Lost(_) => d.evidence = Evidence::Lost(reason),
+            Evidence::Good => {
+                let detail = format!("{} cannot be read: {reason}", d.spec.name);
+                d.evidence = Evidence::Lost(reason);
+                self.device_incident(Incident::DeviceLost, device, detail);
+            }
+        }
+    }
+}
