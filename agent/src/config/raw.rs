@@ -223,7 +223,7 @@ section! {
         /// How long they are waited for before the handoff is given up. Default 30s.
         drain_deadline: Span,
         /// Engine, or list of engines, awake once all have started. Default none.
-        awake_at_start: OneOrMany,
+        awake_at_start: OneOrMany<String>,
     }
 }
 

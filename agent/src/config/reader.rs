@@ -74,9 +74,9 @@ pub(super) struct Size(pub(super) u64);
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Span(pub(super) Duration);
 
-/// One name, or a list of names.
+/// One value, or a list of them.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct OneOrMany(pub(super) Vec<Located<String>>);
+pub(super) struct OneOrMany<T>(pub(super) Vec<Located<T>>);
 
 /// What the reader knows while it walks: where it is and where problems go.
 pub(super) struct Reading<'a> {
@@ -242,11 +242,11 @@ impl FromToml for Span {
     }
 }
 
-impl FromToml for OneOrMany {
+impl<T: FromToml> FromToml for OneOrMany<T> {
     fn from_toml(value: &DeValue<'_>, span: &Range<usize>, reading: &mut Reading<'_>) -> Option<Self> {
         match value {
             DeValue::Array(_) => Vec::from_toml(value, span, reading).map(OneOrMany),
-            _ => String::from_toml(value, span, reading)
+            _ => T::from_toml(value, span, reading)
                 .map(|value| OneOrMany(vec![Located { value, span: span.clone() }])),
         }
     }
@@ -382,9 +382,10 @@ impl Described for Span {
     }
 }
 
-impl Described for OneOrMany {
-    fn described(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({ "anyOf": [{ "type": "string" }, { "type": "array", "items": { "type": "string" } }] })
+impl<T: Described> Described for OneOrMany<T> {
+    fn described(generator: &mut SchemaGenerator) -> Schema {
+        let one = T::described(generator);
+        json_schema!({ "anyOf": [one, { "type": "array", "items": one }] })
     }
 }
 
@@ -432,6 +433,12 @@ pub(super) fn join_doc(lines: &[&str]) -> String {
     lines.iter().map(|line| line.trim()).collect::<Vec<_>>().join(" ")
 }
 
+/// A table declared by [`section!`].
+pub(super) trait Section {
+    /// Its keys that are there and readable, each with its value's place.
+    fn given(&self) -> Vec<(&'static str, &Range<usize>)>;
+}
+
 /// Declares a table: its struct, its reader and its schema. `key (required): Type` must be there.
 macro_rules! section {
     (
@@ -477,6 +484,15 @@ macro_rules! section {
             }
         }
 
+        impl $crate::config::reader::Section for $name {
+            fn given(&self) -> Vec<(&'static str, &std::ops::Range<usize>)> {
+                [$((stringify!($key), self.$key.located().map(|value| &value.span))),*]
+                    .into_iter()
+                    .filter_map(|(key, span)| Some((key, span?)))
+                    .collect()
+            }
+        }
+
         impl $crate::config::reader::Described for $name {
             fn described(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
                 let keys = vec![$((
@@ -500,13 +516,15 @@ pub(super) fn nearest<'k>(word: &str, known: impl Iterator<Item = &'k str>) -> O
         return None;
     }
     known
-        .map(|candidate| (strsim::damerau_levenshtein(&folded, &candidate.replace('-', "_")), candidate))
-        .filter(|(distance, candidate)| *distance <= (candidate.len().max(3) / 3))
+        .map(|candidate| {
+            (strsim::damerau_levenshtein(&folded, &candidate.to_lowercase().replace('-', "_")), candidate)
+        })
+        .filter(|(distance, candidate)| *distance <= candidate.len() / 3)
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
 }
 
-/// `a, b or c`
+/// `a, b and c`
 pub(super) fn list<'k>(words: impl Iterator<Item = &'k str>) -> String {
     let words: Vec<&str> = words.collect();
     match words.as_slice() {
