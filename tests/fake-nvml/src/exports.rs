@@ -1,7 +1,8 @@
 //! NVML's C symbols, as far as the agent's wrapper loads them.
 //!
 //! Every export does the same: find the scenario, answer a fault that it asks for, else write the answer where the
-//! caller wants it. The caller's pointers are written only where NVML would write them too.
+//! caller wants it. The caller's pointers are written only where NVML would write them too. No export calls another,
+//! so that each can be taken away alone.
 #![expect(
     unsafe_code,
     reason = "C symbols and the caller's pointers: what the wrapper under test expects of NVML"
@@ -11,7 +12,7 @@ use crate::locate::scenario_of;
 use crate::scenario::{Code, Device, Process, Scenario};
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How often the library was begun and not yet shut down.
 static BEGUN: AtomicUsize = AtomicUsize::new(0);
@@ -65,7 +66,7 @@ fn scenario() -> Result<Scenario, Code> {
 }
 
 fn read_scenario() -> Option<Scenario> {
-    let here = nvmlShutdown as extern "C" fn() -> u32;
+    let here = read_scenario as fn() -> Option<Scenario>;
     Scenario::load(&scenario_of(here as usize)?).ok()
 }
 
@@ -110,9 +111,7 @@ fn write<T>(to: *mut T, value: T) -> Result<(), Code> {
     Ok(())
 }
 
-/// `nvmlInit_v2`.
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInit_v2() -> u32 {
+fn begin() -> u32 {
     answer(|| {
         let scenario = read_scenario().ok_or(Code::DriverNotLoaded)?;
         if let Some(code) = scenario.init_fails {
@@ -125,10 +124,16 @@ extern "C" fn nvmlInit_v2() -> u32 {
     })
 }
 
+/// `nvmlInit_v2`.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInit_v2() -> u32 {
+    begin()
+}
+
 /// `nvmlInitWithFlags`.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlInitWithFlags(_flags: c_uint) -> u32 {
-    nvmlInit_v2()
+    begin()
 }
 
 /// `nvmlShutdown`.
@@ -173,7 +178,7 @@ extern "C" fn nvmlSystemGetNVMLVersion(version: *mut c_char, length: c_uint) -> 
 /// `nvmlSystemGetCudaDriverVersion`.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlSystemGetCudaDriverVersion(version: *mut c_int) -> u32 {
-    nvmlSystemGetCudaDriverVersion_v2(version)
+    answer(|| write(version, scenario()?.cuda))
 }
 
 /// `nvmlSystemGetCudaDriverVersion_v2`.
@@ -244,8 +249,14 @@ extern "C" fn nvmlDeviceGetUUID(handle: *mut c_void, uuid: *mut c_char, length: 
 
 /// A device's memory after its faults: `(device, used)`.
 fn memory(handle: *mut c_void) -> Result<(Device, u64), Code> {
-    let device = device(handle)?;
-    std::thread::sleep(Duration::from_millis(device.slow_ms));
+    let began = Instant::now();
+    let device = loop {
+        let device = device(handle)?;
+        if began.elapsed() >= Duration::from_millis(device.slow_ms) {
+            break device;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    };
     match device.memory_fails {
         Some(code) => Err(code),
         None => Ok((device.clone(), device.used)),
@@ -289,27 +300,32 @@ unsafe extern "C" fn nvmlDeviceGetMemoryInfo_v2(handle: *mut c_void, info: *mut 
 /// `nvmlDeviceGetComputeRunningProcesses_v2`.
 ///
 /// # Safety
-/// As for the third version.
+/// `count` points to the length of `infos`, an array of `nvmlProcessInfo_v2_t`, or to 0.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v2(
     handle: *mut c_void,
     count: *mut c_uint,
     infos: *mut c_void,
 ) -> u32 {
-    // SAFETY: the same contract.
-    unsafe { nvmlDeviceGetComputeRunningProcesses_v3(handle, count, infos) }
+    // SAFETY: the caller vouches for what is said above.
+    unsafe { processes(handle, count, infos.cast()) }
 }
 
-/// `nvmlDeviceGetComputeRunningProcesses_v3`.
+/// `nvmlDeviceGetComputeRunningProcesses_v3`: the same with the same structs.
 ///
 /// # Safety
-/// `count` points to the length of `infos`, an array of `nvmlProcessInfo_v2_t`, or to 0.
+/// As for the second version.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
     handle: *mut c_void,
     count: *mut c_uint,
     infos: *mut c_void,
 ) -> u32 {
+    // SAFETY: the caller vouches for what is said above.
+    unsafe { processes(handle, count, infos.cast()) }
+}
+
+unsafe fn processes(handle: *mut c_void, count: *mut c_uint, infos: *mut ProcessInfo) -> u32 {
     answer(|| {
         let device = device(handle)?;
         if let Some(code) = device.processes_fail {
@@ -341,7 +357,7 @@ unsafe extern "C" fn nvmlDeviceGetComputeRunningProcesses_v3(
                 compute_instance_id: c_uint::MAX,
             };
             // SAFETY: `i` is below the room that the caller vouches for.
-            unsafe { infos.cast::<ProcessInfo>().add(i).write(info) };
+            unsafe { infos.add(i).write(info) };
         }
         Ok(())
     })

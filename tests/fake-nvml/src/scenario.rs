@@ -123,7 +123,7 @@ pub struct Device {
     pub memory_fails: Option<Code>,
     /// What listing processes answers instead.
     pub processes_fail: Option<Code>,
-    /// How long each memory call takes, milliseconds.
+    /// How long a memory call takes, milliseconds; less where the scenario changes its mind meanwhile.
     pub slow_ms: u64,
     /// So many processes appear between the call that counts them and the one that lists them, each time.
     pub grow_process_list: u32,
