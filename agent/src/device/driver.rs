@@ -7,7 +7,7 @@
 use super::error::Error;
 use super::nvml;
 use super::reading::{DeviceInfo, Process};
-use super::source::{DeviceSpec, LedgerOpener, LedgerSource, Selector, Source};
+use super::source::{DeviceSpec, LedgerLook, Look, Selector, Source};
 use crate::clock;
 use hotbunk_core::time::Moment;
 use nvml_wrapper::Nvml;
@@ -65,7 +65,7 @@ pub(super) fn spawn(
 /// An opened device.
 enum Handle<'a> {
     Nvml(nvml_wrapper::Device<'a>),
-    Ledger { path: &'a Path, ledger: Box<dyn LedgerSource> },
+    Ledger { path: &'a Path, look: &'a Look },
 }
 
 fn run(
@@ -130,30 +130,28 @@ fn open<'a>(
             let (device, info) = nvml::open(library, &spec.name, known.as_ref().unwrap_or(selector))?;
             Ok((Handle::Nvml(device), info))
         }
-        (Source::Ledger { path, open }, _) => Ok(open_ledger(&spec.name, path, open)?),
+        (Source::Ledger { path, look }, _) => Ok(open_ledger(&spec.name, path, look)?),
         (Source::Nvml(_) | Source::None, _) => Err(Arc::new(Error::Ended)),
     }
 }
 
-fn open_ledger<'a>(
-    name: &str,
-    path: &'a Path,
-    open: &LedgerOpener,
-) -> Result<(Handle<'a>, DeviceInfo), Error> {
-    let failed = |message| Error::Ledger { device: name.to_owned(), path: path.into(), message };
-    let mut ledger = open().map_err(failed)?;
-    let header = ledger.header().map_err(failed)?;
+fn open_ledger<'a>(name: &str, path: &'a Path, look: &'a Look) -> Result<(Handle<'a>, DeviceInfo), Error> {
+    let seen = look_into(name, path, look)?;
     let info = DeviceInfo {
         name: name.to_owned(),
-        uuid: header.uuid,
-        model: header.name,
-        total_bytes: header.total_bytes,
+        uuid: seen.uuid,
+        model: seen.model,
+        total_bytes: seen.total_bytes,
         reserved_bytes: 0,
         driver: None,
         cuda: None,
         simulated: true,
     };
-    Ok((Handle::Ledger { path, ledger }, info))
+    Ok((Handle::Ledger { path, look }, info))
+}
+
+fn look_into(name: &str, path: &Path, look: &Look) -> Result<LedgerLook, Error> {
+    look().map_err(|message| Error::Ledger { device: name.to_owned(), path: path.into(), message })
 }
 
 fn read(name: &str, handle: &mut Handle<'_>, with_processes: bool) -> Result<Raw, Error> {
@@ -168,16 +166,11 @@ fn read(name: &str, handle: &mut Handle<'_>, with_processes: bool) -> Result<Raw
             let list = || nvml::processes(device).map(Arc::from).map_err(|e| e.to_string());
             Ok(Raw { at, used, free, total, processes: with_processes.then(list) })
         }
-        Handle::Ledger { path, ledger } => {
-            let failed =
-                |message| Error::Ledger { device: name.to_owned(), path: path.to_path_buf(), message };
-            let total = ledger.header().map_err(failed)?.total_bytes;
-            let used = ledger.used().map_err(failed)?;
-            let list = || {
-                let listed = ledger.processes()?;
-                Ok(listed.into_iter().map(|(pid, bytes)| Process { pid, bytes: Some(bytes) }).collect())
-            };
-            let processes = with_processes.then(list);
+        Handle::Ledger { path, look } => {
+            let LedgerLook { total_bytes: total, used_bytes: used, processes, .. } =
+                look_into(name, path, look)?;
+            let list = processes.into_iter().map(|(pid, bytes)| Process { pid, bytes: Some(bytes) });
+            let processes = with_processes.then(|| Ok(list.collect()));
             Ok(Raw { at, used, free: total.saturating_sub(used), total, processes })
         }
     }

@@ -37,4 +37,4 @@ pub use reading::{
     AwaitOutcome, Cause, DeviceInfo, Evidence, Health, Process, Reading, Threshold, Unavailable,
 };
 pub use sampler::{FastGuard, Sampler, Timing};
-pub use source::{DeviceSpec, LedgerHeader, LedgerOpener, LedgerSource, Selector, Source};
+pub use source::{DeviceSpec, LedgerLook, Look, Selector, Source};

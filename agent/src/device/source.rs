@@ -31,38 +31,23 @@ impl FromStr for Selector {
     }
 }
 
-/// What a ledger says of its device.
+/// One consistent look into the ledger of a simulated device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LedgerHeader {
+pub struct LedgerLook {
     /// Marketing name of the simulated device.
-    pub name: String,
+    pub model: String,
     /// Its UUID.
     pub uuid: String,
     /// Its capacity in bytes.
     pub total_bytes: u64,
-}
-
-/// An opened ledger of simulated device memory. Errors are sentences for people.
-pub trait LedgerSource: Send {
-    /// The device.
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    fn header(&mut self) -> Result<LedgerHeader, String>;
-    /// Bytes in use, of the dead that have not been returned yet too.
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    fn used(&mut self) -> Result<u64, String>;
+    /// Bytes in use.
+    pub used_bytes: u64,
     /// Bytes by process id.
-    ///
-    /// # Errors
-    /// The ledger cannot be read.
-    fn processes(&mut self) -> Result<Vec<(u32, u64)>, String>;
+    pub processes: Vec<(u32, u64)>,
 }
 
-/// Opens a ledger; called again after it was lost.
-pub type LedgerOpener = Arc<dyn Fn() -> Result<Box<dyn LedgerSource>, String> + Send + Sync>;
+/// Looks into a ledger. An error is a sentence for people.
+pub type Look = Arc<dyn Fn() -> Result<LedgerLook, String> + Send + Sync>;
 
 /// Where a device's numbers come from.
 #[derive(Clone)]
@@ -73,8 +58,8 @@ pub enum Source {
     Ledger {
         /// The ledger's file, for messages.
         path: PathBuf,
-        /// Opens it.
-        open: LedgerOpener,
+        /// Looks into it.
+        look: Look,
     },
     /// `device = "none"`: nothing is measured, and nothing is expected to be.
     None,

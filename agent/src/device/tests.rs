@@ -360,23 +360,17 @@ impl Stand {
 
     fn spec(&self) -> DeviceSpec {
         let stand = self.clone();
-        let open: LedgerOpener = Arc::new(move || match *stand.0.lock().unwrap() {
-            Some(_) => Ok(Box::new(stand.clone()) as Box<dyn LedgerSource>),
-            None => Err("no such file".into()),
+        let look: Look = Arc::new(move || {
+            let contents = stand.0.lock().unwrap().clone().ok_or("no such file")?;
+            Ok(LedgerLook {
+                model: "simulated L20".into(),
+                uuid: "SIM-0".into(),
+                total_bytes: 44 * GIB,
+                used_bytes: contents.0,
+                processes: contents.1,
+            })
         });
-        DeviceSpec { name: "sim".into(), source: Source::Ledger { path: "/run/sim/ledger".into(), open } }
-    }
-}
-
-impl LedgerSource for Stand {
-    fn header(&mut self) -> Result<LedgerHeader, String> {
-        Ok(LedgerHeader { name: "simulated L20".into(), uuid: "SIM-0".into(), total_bytes: 44 * GIB })
-    }
-    fn used(&mut self) -> Result<u64, String> {
-        self.0.lock().unwrap().as_ref().map(|s| s.0).ok_or_else(|| "it is gone".into())
-    }
-    fn processes(&mut self) -> Result<Vec<(u32, u64)>, String> {
-        self.0.lock().unwrap().as_ref().map(|s| s.1.clone()).ok_or_else(|| "it is gone".into())
+        DeviceSpec { name: "sim".into(), source: Source::Ledger { path: "/run/sim/ledger".into(), look } }
     }
 }
 
