@@ -1,0 +1,93 @@
+//! One request with one deadline.
+
+use super::{Client, Error};
+use hotbunk_measure::error::{cause, words};
+use reqwest::Method;
+use serde_json::Value;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// The largest body that is read, in bytes; `/openapi.json` of 0.32 has 286 kB.
+const LARGEST_BODY: usize = 8 << 20;
+
+/// How a request ended.
+#[derive(Debug)]
+pub(super) enum Reply {
+    /// A status and a whole body.
+    Answer { status: u16, body: Vec<u8> },
+    /// The deadline passed.
+    Unknown,
+    /// No connection, or it broke.
+    Gone { message: String },
+}
+
+impl Reply {
+    /// The body of a 200.
+    pub(super) fn ok(self, route: &str) -> Result<Vec<u8>, Error> {
+        let route = route.to_owned();
+        match self {
+            Reply::Answer { status: 200, body } => Ok(body),
+            Reply::Answer { status, body } => Err(Error::Refused { route, status, message: words(&body) }),
+            Reply::Unknown => Err(Error::Unknown { route }),
+            Reply::Gone { message } => Err(Error::Gone { route, message }),
+        }
+    }
+}
+
+/// What is left of a deadline that several requests share.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Budget(Instant);
+
+impl Budget {
+    pub(super) fn new(deadline: Duration) -> Self {
+        // A deadline too far to be an instant is one that never comes; a year is as good.
+        let now = Instant::now();
+        Budget(now.checked_add(deadline).unwrap_or(now + Duration::from_secs(31_536_000)))
+    }
+
+    pub(super) fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+}
+
+impl Client {
+    pub(super) async fn get(&self, path: &str, deadline: Duration) -> Reply {
+        self.send(Method::GET, path, None, deadline).await
+    }
+
+    pub(super) async fn post(&self, path: &str, body: Option<&Value>, deadline: Duration) -> Reply {
+        self.send(Method::POST, path, body, deadline).await
+    }
+
+    async fn send(&self, method: Method, path: &str, body: Option<&Value>, deadline: Duration) -> Reply {
+        let mut request =
+            self.http.request(method, format!("{}{path}", self.endpoint.base.trim_end_matches('/')));
+        if let Some(body) = body {
+            request = request.json(body);
+        }
+        if path.starts_with("/v1/")
+            && let Some(key) = &self.endpoint.api_key
+        {
+            request = request.bearer_auth(key);
+        }
+        let exchange = async {
+            let mut response = request.send().await?;
+            let status = response.status().as_u16();
+            let mut body = Vec::new();
+            while let Some(chunk) = response.chunk().await? {
+                body.extend_from_slice(&chunk);
+                if body.len() > LARGEST_BODY {
+                    break;
+                }
+            }
+            Ok::<_, reqwest::Error>(Reply::Answer { status, body })
+        };
+        match tokio::time::timeout(deadline, exchange).await {
+            Ok(Ok(reply)) => reply,
+            Err(_) => Reply::Unknown,
+            // A connection that did not come up in time: the backlog is full, the process is there.
+            Ok(Err(e)) if e.is_timeout() => Reply::Unknown,
+            Ok(Err(e)) => Reply::Gone { message: cause(&e) },
+        }
+    }
+}
