@@ -12,13 +12,14 @@ use tokio::sync::oneshot;
 const SAMPLE_BATCH: usize = 64;
 
 /// A record with its body encoded, on the caller's thread rather than on the writer's.
-pub(super) struct Row {
-    pub(super) new: NewRecord,
-    pub(super) body: String,
+pub(crate) struct Row {
+    pub(crate) new: NewRecord,
+    /// The record as JSON.
+    pub(crate) body: String,
 }
 
 impl Row {
-    pub(super) fn encode(new: NewRecord) -> Result<Row, Error> {
+    pub(crate) fn encode(new: NewRecord) -> Result<Row, Error> {
         let body = serde_json::to_string(&new.record)
             .map_err(|source| Error::Encode { kind: new.record.kind(), source: Arc::new(source) })?;
         Ok(Row { new, body })
@@ -27,7 +28,7 @@ impl Row {
 
 /// Rows that stand or fall together, and who waits for them.
 pub(super) struct Commit {
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Arc<[Row]>,
     pub(super) done: oneshot::Sender<Result<u64, Error>>,
 }
 

@@ -41,7 +41,8 @@ pub use read::{FootprintRow, Page, Query, Reader, RunRow, Span};
 use crate::clock;
 use hotbunk_core::ids::OperationId;
 use hotbunk_core::time::Moment;
-use lanes::{Commit, Lanes, Row, Sampled};
+pub(crate) use lanes::Row;
+use lanes::{Commit, Lanes, Sampled};
 use record::{HostSample, Record, Sample};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -328,7 +329,12 @@ impl Journal {
         if records.is_empty() {
             return Ok(self.shared.last_seq.load(Ordering::Acquire));
         }
-        let rows = records.into_iter().map(Row::encode).collect::<Result<Vec<_>, _>>()?;
+        let rows = records.into_iter().map(Row::encode).collect::<Result<Arc<[Row]>, _>>()?;
+        self.commit_rows(rows).await
+    }
+
+    /// The same with rows that the caller keeps.
+    pub(crate) async fn commit_rows(&self, rows: Arc<[Row]>) -> Result<u64, Error> {
         let closed = || Error::Closed { path: self.shared.path.clone() };
         let _place = self.shared.places.acquire().await.map_err(|_| closed())?;
         let (done, answer) = oneshot::channel();

@@ -189,7 +189,7 @@ impl Writer {
                  VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9)",
             )?;
             for commit in commits {
-                for row in &commit.rows {
+                for row in commit.rows.iter() {
                     self.last_seq += 1;
                     let new = &row.new;
                     insert.execute(params![
