@@ -1,2 +1,432 @@
-//! Placeholder.
+//! The durable record of everything that was done, in one SQLite file that operators can open.
+//!
+//! A step's record is committed before the step acts, so this module lies on every handoff's critical path. How it is
+//! kept short:
+//!
+//! ```text
+//!   commit(records) ──► commit lane ──┐                       ┌──► entries, runs, footprints
+//!                                     ├──► one writer thread ─┤
+//!   samples(..)     ──► sample lane ──┘   (commits first)     └──► samples, host_samples
+//!                        bounded; what does not fit is dropped and counted
+//!   read(..)        ──► read-only connections, never in the writer's way (WAL)
+//! ```
+//!
+//! - **Durable against a killed agent, not against a power cut.** WAL with `synchronous=NORMAL`: a commit is a write to
+//!   the page cache. `kill -9` of the agent loses nothing that was committed; a power cut ends the engines too, which
+//!   the boot id shows. So no fsync belongs on the path.
+//! - **Checkpoints only at rest.** `wal_autocheckpoint` is off; the writer checkpoints once no commit has come for a
+//!   while, and then writes one small row of its own: the first write after a checkpoint makes SQLite sync the WAL's
+//!   header, and that, too, is paid at rest.
+//! - **Commits overtake samples**, and samples go in small transactions so that a commit waits for at most one of them.
+//! - **Numbers go on.** `seq` and operation ids continue over restarts and over what retention has deleted.
+//! - **A bad file never stops the agent**, but a file that we must not touch does: a damaged one is set aside under
+//!   another name and said in the [`OpenReport`]; one by a newer Hotbunk, or by another program, is refused.
+
+mod lanes;
+mod read;
 pub mod record;
+mod retention;
+mod schema;
+mod writer;
+
+#[cfg(test)]
+pub(crate) mod examples;
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+mod wal_tests;
+
+pub use read::{FootprintRow, Page, Query, Reader, RunRow, Span};
+
+use crate::clock;
+use hotbunk_core::ids::OperationId;
+use hotbunk_core::time::Moment;
+pub(crate) use lanes::Row;
+use lanes::{Commit, Lanes, Sampled};
+use record::{HostSample, Record, Sample};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tokio::sync::{Semaphore, oneshot};
+
+/// What can go wrong with the journal. Cloneable, because several waiting commits may fail together.
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be opened or created.
+    #[error(
+        "cannot open the journal {path}; its folder must exist and the agent must be allowed to write there"
+    )]
+    Open {
+        /// The journal.
+        path: PathBuf,
+        /// SQLite's reason.
+        source: Arc<rusqlite::Error>,
+    },
+    /// The file has a schema that this program does not know.
+    #[error(
+        "the journal {path} was written by a newer Hotbunk (schema {found}, this one knows {supported}); start that \
+         version, or move the file away to begin a new journal"
+    )]
+    Newer {
+        /// The journal.
+        path: PathBuf,
+        /// Its `PRAGMA user_version`.
+        found: u32,
+        /// The newest that this program knows.
+        supported: u32,
+    },
+    /// The file is a healthy database, but not a journal.
+    #[error("{path} is a SQLite database of another program; choose another file for the journal")]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// An old file could not be brought up to date; it is unchanged.
+    #[error("cannot bring the journal {path} from schema {from} to {to}; it was left as it was")]
+    Migrate {
+        /// The journal.
+        path: PathBuf,
+        /// Its schema.
+        from: u32,
+        /// The schema that failed.
+        to: u32,
+        /// SQLite's reason.
+        source: Arc<rusqlite::Error>,
+    },
+    /// A damaged file could not be renamed.
+    #[error("the journal {path} is damaged and cannot be set aside as {aside}; move it away by hand")]
+    SetAside {
+        /// The journal.
+        path: PathBuf,
+        /// The name it should have got.
+        aside: PathBuf,
+        /// The system's reason.
+        source: Arc<std::io::Error>,
+    },
+    /// The writer thread could not be started.
+    #[error("cannot start the journal's writer thread")]
+    Thread {
+        /// The system's reason.
+        source: Arc<std::io::Error>,
+    },
+    /// No room. Nothing of the batch was written.
+    #[error("no room left on the disk of the journal {path}; free some, or lower the journal's retention")]
+    DiskFull {
+        /// The journal.
+        path: PathBuf,
+    },
+    /// The file or its file system is read-only. Nothing of the batch was written.
+    #[error("the journal {path} cannot be written: the file or its file system is read-only")]
+    ReadOnly {
+        /// The journal.
+        path: PathBuf,
+    },
+    /// The file was found damaged while it was in use.
+    #[error("the journal {path} is damaged; a restart of the agent sets it aside and begins a new one")]
+    Damaged {
+        /// The journal.
+        path: PathBuf,
+        /// SQLite's reason.
+        source: Arc<rusqlite::Error>,
+    },
+    /// Another process has kept the file locked for longer than a commit may wait.
+    #[error("another process keeps the journal {path} locked; close any program that writes to it")]
+    Locked {
+        /// The journal.
+        path: PathBuf,
+    },
+    /// Any other failure of a read or write. Nothing of the batch was written.
+    #[error("cannot {action} the journal {path}")]
+    Sqlite {
+        /// `read` or `write`.
+        action: &'static str,
+        /// The journal.
+        path: PathBuf,
+        /// SQLite's reason.
+        source: Arc<rusqlite::Error>,
+    },
+    /// A record could not be turned into JSON.
+    #[error("cannot encode a journal record of kind {kind}")]
+    Encode {
+        /// Its kind.
+        kind: &'static str,
+        /// The encoder's reason.
+        source: Arc<serde_json::Error>,
+    },
+    /// The journal was closed, or its writer is gone.
+    #[error("the journal {path} is closed")]
+    Closed {
+        /// The journal.
+        path: PathBuf,
+    },
+}
+
+impl Error {
+    /// Gives SQLite's error the class that decides what an operator can do.
+    fn sqlite(action: &'static str, path: &Path, source: rusqlite::Error) -> Self {
+        use rusqlite::ErrorCode as Code;
+        let path = path.to_owned();
+        match source.sqlite_error_code() {
+            Some(Code::DiskFull) => Error::DiskFull { path },
+            Some(Code::ReadOnly) => Error::ReadOnly { path },
+            Some(Code::DatabaseBusy | Code::DatabaseLocked) => Error::Locked { path },
+            Some(Code::DatabaseCorrupt | Code::NotADatabase) => {
+                Error::Damaged { path, source: Arc::new(source) }
+            }
+            _ => Error::Sqlite { action, path, source: Arc::new(source) },
+        }
+    }
+}
+
+/// How the journal behaves. The defaults are the agent's.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Samples older than this are deleted.
+    pub keep_samples: Duration,
+    /// Entries and runs older than this are deleted; a run goes whole.
+    pub keep_entries: Duration,
+    /// When the file holds more than this, the oldest samples, then the oldest entries go. In bytes.
+    pub max_bytes: u64,
+    /// Time without a commit after which checkpoints and retention may run.
+    pub rest_after: Duration,
+    /// Time between two rounds of retention.
+    pub retain_every: Duration,
+    /// The longest that a sample waits in memory.
+    pub sample_delay: Duration,
+    /// Samples that may wait in memory; more are dropped and counted.
+    pub sample_lane: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            keep_samples: Duration::from_secs(7 * 24 * 3600),
+            keep_entries: Duration::from_secs(180 * 24 * 3600),
+            max_bytes: 1 << 30,
+            rest_after: Duration::from_secs(2),
+            retain_every: Duration::from_secs(3600),
+            sample_delay: Duration::from_millis(500),
+            sample_lane: 16_384,
+        }
+    }
+}
+
+/// What was found when the journal was opened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OpenReport {
+    /// The journal.
+    pub path: PathBuf,
+    /// Whether there was no journal before.
+    pub created: bool,
+    /// The schema that the file had, where it was an older one and has been brought up to date.
+    pub migrated_from: Option<u32>,
+    /// Where a damaged file was moved to, and why.
+    pub set_aside: Option<(PathBuf, String)>,
+    /// Position of the last entry, 0 in an empty journal.
+    pub last_seq: u64,
+    /// The id that the next operation gets.
+    pub next_operation: OperationId,
+    /// Whether the last agent said that it stopped; `None` where no agent has written before.
+    pub stopped_in_order: Option<bool>,
+    /// The boot that the last agent ran in.
+    pub last_boot_id: Option<String>,
+    /// This boot.
+    pub boot_id: String,
+}
+
+/// A fact on its way into the journal. The clocks are read when it is made.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewRecord {
+    /// When it was made, monotonic.
+    pub at: Moment,
+    /// When it was made, epoch seconds.
+    pub wall: f64,
+    /// The cycle run that it belongs to.
+    pub run: Option<String>,
+    /// The operation that it belongs to.
+    pub operation: Option<OperationId>,
+    /// The fact.
+    pub record: Record,
+}
+
+impl NewRecord {
+    /// A fact of now.
+    pub fn new(run: Option<String>, operation: Option<OperationId>, record: Record) -> Self {
+        NewRecord { at: clock::now(), wall: wall_seconds(), run, operation, record }
+    }
+}
+
+/// Epoch seconds of now.
+pub(crate) fn wall_seconds() -> f64 {
+    clock::wall().as_duration().as_secs_f64()
+}
+
+/// What the journal has done since it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stats {
+    /// Samples that were dropped: the lane was full, or the write failed.
+    pub dropped_samples: u64,
+}
+
+/// Commits that may wait at once; further ones wait for a place.
+const COMMIT_LANE: usize = 1024;
+/// Idle reading connections that are kept.
+const READERS: usize = 4;
+
+struct Shared {
+    path: PathBuf,
+    lanes: Arc<Lanes>,
+    places: Semaphore,
+    last_seq: AtomicU64,
+    readers: Mutex<Vec<Reader>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+/// A handle to the journal; clones share one writer. The file is closed when the last clone is dropped.
+#[derive(Clone)]
+pub struct Journal {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Journal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Journal").field("path", &self.shared.path).finish_non_exhaustive()
+    }
+}
+
+impl Journal {
+    /// Opens the journal, creating or migrating it as needed, and starts its writer.
+    pub fn open(path: impl AsRef<Path>) -> Result<(Journal, OpenReport), Error> {
+        Journal::open_with(path, Options::default())
+    }
+
+    /// The same with settings. Blocks while the file is checked: call it before serving.
+    pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<(Journal, OpenReport), Error> {
+        let path = path.as_ref().to_owned();
+        let (connection, report) = schema::open(&path)?;
+        let lanes = Arc::new(Lanes::new(options.sample_lane, options.sample_delay));
+        let writer = writer::Writer::new(connection, path.clone(), Arc::clone(&lanes), options, &report)?;
+        let thread = std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || writer.run())
+            .map_err(|source| Error::Thread { source: Arc::new(source) })?;
+        let shared = Shared {
+            path,
+            lanes,
+            places: Semaphore::new(COMMIT_LANE),
+            last_seq: AtomicU64::new(report.last_seq),
+            readers: Mutex::new(Vec::new()),
+            thread: Mutex::new(Some(thread)),
+        };
+        Ok((Journal { shared: Arc::new(shared) }, report))
+    }
+
+    /// Writes records in one transaction and answers with the position of the last one, once they would survive the
+    /// agent's death. Dropping the future does not take back what has been handed over.
+    pub async fn commit(&self, records: Vec<NewRecord>) -> Result<u64, Error> {
+        if records.is_empty() {
+            return Ok(self.shared.last_seq.load(Ordering::Acquire));
+        }
+        let rows = records.into_iter().map(Row::encode).collect::<Result<Arc<[Row]>, _>>()?;
+        self.commit_rows(rows).await
+    }
+
+    /// The same with rows that the caller keeps.
+    pub(crate) async fn commit_rows(&self, rows: Arc<[Row]>) -> Result<u64, Error> {
+        let closed = || Error::Closed { path: self.shared.path.clone() };
+        let _place = self.shared.places.acquire().await.map_err(|_| closed())?;
+        let (done, answer) = oneshot::channel();
+        if !self.shared.lanes.commit(Commit { rows, done }) {
+            return Err(closed());
+        }
+        let seq = answer.await.map_err(|_| closed())??;
+        self.shared.last_seq.fetch_max(seq, Ordering::AcqRel);
+        Ok(seq)
+    }
+
+    /// Hands device samples over; they are written within [`Options::sample_delay`].
+    pub fn samples(&self, samples: impl IntoIterator<Item = Sample>) {
+        self.shared.lanes.samples(samples.into_iter().map(Sampled::Device));
+    }
+
+    /// Hands host samples over, likewise.
+    pub fn host_samples(&self, samples: impl IntoIterator<Item = HostSample>) {
+        self.shared.lanes.samples(samples.into_iter().map(Sampled::Host));
+    }
+
+    /// Waits until every sample handed over before this call has been written (or dropped, and counted).
+    pub async fn flush(&self) -> Result<(), Error> {
+        let (done, answer) = oneshot::channel();
+        let closed = || Error::Closed { path: self.shared.path.clone() };
+        if !self.shared.lanes.flush(done) {
+            return Err(closed());
+        }
+        answer.await.map_err(|_| closed())
+    }
+
+    /// Runs `work` on a read-only connection, on a thread that may block.
+    pub async fn read<T, F>(&self, work: F) -> Result<T, Error>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Reader) -> Result<T, Error> + Send + 'static,
+    {
+        let shared = Arc::clone(&self.shared);
+        let answer = tokio::task::spawn_blocking(move || {
+            let kept = shared.readers.lock().unwrap_or_else(PoisonError::into_inner).pop();
+            let reader = match kept {
+                Some(reader) => reader,
+                None => Reader::open(&shared.path)?,
+            };
+            let answer = work(&reader)?;
+            let mut readers = shared.readers.lock().unwrap_or_else(PoisonError::into_inner);
+            if readers.len() < READERS {
+                readers.push(reader);
+            }
+            Ok(answer)
+        })
+        .await;
+        answer.unwrap_or_else(|_| Err(Error::Closed { path: self.shared.path.clone() }))
+    }
+
+    /// A read-only connection of the caller's own.
+    pub fn reader(&self) -> Result<Reader, Error> {
+        Reader::open(&self.shared.path)
+    }
+
+    /// Counters since the journal was opened.
+    pub fn stats(&self) -> Stats {
+        Stats { dropped_samples: self.shared.lanes.dropped() }
+    }
+
+    /// Where the file is.
+    pub fn path(&self) -> &Path {
+        &self.shared.path
+    }
+
+    /// Writes what waits, checkpoints and closes the file; later commits of any clone answer [`Error::Closed`].
+    pub async fn close(self) {
+        let shared = Arc::clone(&self.shared);
+        drop(self);
+        // A cancelled or refused blocking task leaves the thread to finish by itself; nothing is lost by that.
+        drop(tokio::task::spawn_blocking(move || shared.close()).await);
+    }
+}
+
+impl Shared {
+    fn close(&self) {
+        self.lanes.close();
+        self.readers.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        if let Some(thread) = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            // A writer that panicked has said so on stderr; its waiters have been answered with `Closed`.
+            drop(thread.join());
+        }
+    }
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

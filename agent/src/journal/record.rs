@@ -237,6 +237,14 @@ pub enum Record {
         /// Which process.
         incarnation: Incarnation,
     },
+    /// The settings that an engine is started with changed, or were seen for the first time. Footprints that follow
+    /// belong to this fingerprint.
+    Configured {
+        /// Engine's name.
+        engine: String,
+        /// Digest of everything that shapes its memory: command, model, version, device.
+        fingerprint: String,
+    },
     /// An engine answered ready and was identified.
     Ready {
         /// Engine's name.
@@ -438,6 +446,117 @@ pub enum Record {
         /// How.
         outcome: Outcome,
     },
+}
+
+impl OperationKind {
+    /// The word used in metrics and journal.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            OperationKind::Handoff => "handoff",
+            OperationKind::Activation => "activation",
+            OperationKind::Sleep => "sleep",
+            OperationKind::Start => "start",
+            OperationKind::Stop => "stop",
+            OperationKind::Restart => "restart",
+            OperationKind::Repair => "repair",
+        }
+    }
+}
+
+impl Phase {
+    /// The word used in metrics and journal.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Phase::Drain => "drain",
+            Phase::Pause => "pause",
+            Phase::Sleep => "sleep",
+            Phase::ReleaseKv => "release_kv",
+            Phase::VerifyAsleep => "verify_asleep",
+            Phase::AwaitRelease => "await_release",
+            Phase::Wake => "wake",
+            Phase::WakeWeights => "wake_weights",
+            Phase::Reload => "reload",
+            Phase::WakeKv => "wake_kv",
+            Phase::ResetPrefixCache => "reset_prefix_cache",
+            Phase::Resume => "resume",
+            Phase::VerifyAwake => "verify_awake",
+            Phase::AwaitResidence => "await_residence",
+            Phase::Probe => "probe",
+            Phase::Spawn => "spawn",
+            Phase::Ready => "ready",
+            Phase::WarmUp => "warm_up",
+            Phase::Stop => "stop",
+            Phase::Repair => "repair",
+            Phase::Resolve => "resolve",
+        }
+    }
+}
+
+impl Outcome {
+    /// The bounded word used as a metric's label: `ok`, `failed`, `cancelled`.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Outcome::Ok => "ok",
+            Outcome::Failed { .. } => "failed",
+            Outcome::Cancelled => "cancelled",
+        }
+    }
+}
+
+impl Record {
+    /// The kind's word: the `kind` column, and the `kind` field of the body.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Record::AgentStarted { .. } => "agent_started",
+            Record::AgentStopped { .. } => "agent_stopped",
+            Record::Spawned { .. } => "spawned",
+            Record::Configured { .. } => "configured",
+            Record::Ready { .. } => "ready",
+            Record::Transition { .. } => "transition",
+            Record::Footprint { .. } => "footprint",
+            Record::OperationAccepted { .. } => "operation_accepted",
+            Record::StepBegan { .. } => "step_began",
+            Record::StepEnded { .. } => "step_ended",
+            Record::Probe { .. } => "probe",
+            Record::EngineWork { .. } => "engine_work",
+            Record::OperationEnded { .. } => "operation_ended",
+            Record::Incident { .. } => "incident",
+            Record::RunStarted { .. } => "run_started",
+            Record::CycleStepBegan { .. } => "cycle_step_began",
+            Record::CycleStepEnded { .. } => "cycle_step_ended",
+            Record::LoadRequest { .. } => "load_request",
+            Record::LoadRound { .. } => "load_round",
+            Record::Window { .. } => "window",
+            Record::RunEnded { .. } => "run_ended",
+        }
+    }
+
+    /// The engine that the fact is about, where it is about one: the incoming engine of a handoff.
+    pub fn engine(&self) -> Option<&str> {
+        match self {
+            Record::Spawned { engine, .. }
+            | Record::Configured { engine, .. }
+            | Record::Ready { engine, .. }
+            | Record::Transition { engine, .. }
+            | Record::Footprint { engine, .. }
+            | Record::OperationAccepted { engine, .. }
+            | Record::StepBegan { engine, .. }
+            | Record::StepEnded { engine, .. }
+            | Record::Probe { engine, .. } => Some(engine),
+            Record::Incident { engine, .. } => engine.as_deref(),
+            Record::AgentStarted { .. }
+            | Record::AgentStopped { .. }
+            | Record::EngineWork { .. }
+            | Record::OperationEnded { .. }
+            | Record::RunStarted { .. }
+            | Record::CycleStepBegan { .. }
+            | Record::CycleStepEnded { .. }
+            | Record::LoadRequest { .. }
+            | Record::LoadRound { .. }
+            | Record::Window { .. }
+            | Record::RunEnded { .. } => None,
+        }
+    }
 }
 
 /// One device sample (its own table: there are many).

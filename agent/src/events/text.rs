@@ -1,0 +1,174 @@
+//! Sentences for people: what the log line and the event stream say about a record.
+
+use super::Incident;
+use crate::journal::record::{Outcome, Record};
+use std::fmt::{self, Display, Formatter};
+use std::time::Duration;
+use tracing::Level;
+
+/// Bytes as people read them.
+pub(super) struct Size(pub(super) u64);
+
+impl Display for Size {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let bytes = self.0 as f64;
+        match self.0 {
+            0..1024 => write!(f, "{} B", self.0),
+            1024..1_048_576 => write!(f, "{:.0} KiB", bytes / 1024.0),
+            1_048_576..1_073_741_824 => write!(f, "{:.0} MiB", bytes / 1_048_576.0),
+            _ => write!(f, "{:.2} GiB", bytes / 1_073_741_824.0),
+        }
+    }
+}
+
+/// A size that may be unknown.
+struct MaybeSize(Option<u64>);
+
+impl Display for MaybeSize {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(bytes) => Size(bytes).fmt(f),
+            None => f.write_str("an unknown number of bytes"),
+        }
+    }
+}
+
+/// A stretch of time in seconds, to the millisecond below a minute.
+pub(super) struct Span(pub(super) Duration);
+
+impl Display for Span {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.0 < Duration::from_secs(60) {
+            write!(f, "{:.3} s", self.0.as_secs_f64())
+        } else {
+            write!(f, "{:.0} s", self.0.as_secs_f64())
+        }
+    }
+}
+
+struct How<'a>(&'a Outcome);
+
+impl Display for How<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Outcome::Ok => f.write_str("ok"),
+            Outcome::Failed { code, message } => write!(f, "failed ({code}): {message}"),
+            Outcome::Cancelled => f.write_str("cancelled"),
+        }
+    }
+}
+
+/// A record as one sentence. Nothing is allocated until somebody reads it.
+pub struct Sentence<'a>(pub &'a Record);
+
+impl Display for Sentence<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Record::AgentStarted { version, pid, .. } => write!(f, "agent {version} started, pid {pid}"),
+            Record::AgentStopped { reason } => write!(f, "agent stopped: {reason}"),
+            Record::Spawned { engine, incarnation } => {
+                write!(f, "engine {engine} started as pid {}", incarnation.pid)
+            }
+            Record::Configured { engine, fingerprint } => {
+                write!(f, "engine {engine} has settings {fingerprint}")
+            }
+            Record::Ready { engine, version, .. } => write!(f, "engine {engine} is ready, vLLM {version}"),
+            Record::Transition { engine, from, to, reason, .. } => {
+                write!(f, "engine {engine}: {from} → {to} ({reason})")
+            }
+            Record::Footprint { engine, tier, device_bytes, host_bytes, .. } => {
+                let (device, host) = (MaybeSize(*device_bytes), MaybeSize(*host_bytes));
+                write!(f, "engine {engine} at {tier} takes {device} of the device and {host} of the host")
+            }
+            Record::OperationAccepted { operation, engine, from, strategy, by, .. } => {
+                write!(f, "{} ", operation.as_str())?;
+                if let Some(from) = from {
+                    write!(f, "{from} → ")?;
+                }
+                write!(f, "{engine} accepted for {by}")?;
+                match strategy {
+                    Some(strategy) => write!(f, ", strategy {strategy}"),
+                    None => Ok(()),
+                }
+            }
+            Record::StepBegan { index, phase, engine } => {
+                write!(f, "step {index}: {} of engine {engine} begins", phase.as_str())
+            }
+            Record::StepEnded { index, phase, engine, began, ended, outcome, .. } => {
+                let (took, how) = (Span(ended.since(*began)), How(outcome));
+                write!(f, "step {index}: {} of engine {engine} after {took}: {how}", phase.as_str())
+            }
+            Record::Probe { engine, purpose, began, first_token, outcome } => {
+                write!(f, "{purpose} of engine {engine}")?;
+                if let Some(token) = first_token {
+                    write!(f, ", first token after {}", Span(token.since(*began)))?;
+                }
+                write!(f, ": {}", How(outcome))
+            }
+            Record::EngineWork { work: Some(work) } => {
+                write!(f, "the engines report {} pieces of work", work.len())
+            }
+            Record::EngineWork { work: None } => f.write_str("the engines do not report their own times"),
+            Record::OperationEnded { outcome, accepted, first_token, ended } => {
+                write!(f, "operation ended after {}", Span(ended.since(*accepted)))?;
+                if let Some(token) = first_token {
+                    write!(f, ", first token after {}", Span(token.since(*accepted)))?;
+                }
+                write!(f, ": {}", How(outcome))
+            }
+            Record::Incident { message, .. } => f.write_str(message),
+            Record::RunStarted { plan, steps, .. } => {
+                write!(f, "cycle {plan} began, {} steps", steps.len())
+            }
+            Record::CycleStepBegan { index } => write!(f, "cycle step {index} begins"),
+            Record::CycleStepEnded { index, outcome, .. } => {
+                write!(f, "cycle step {index} ended: {}", How(outcome))
+            }
+            Record::LoadRequest { index, round, error, began, ended, .. } => {
+                write!(f, "request of cycle step {index}, round {round}, after {}", Span(ended.since(*began)))?;
+                match error {
+                    Some(error) => write!(f, ": {error}"),
+                    None => Ok(()),
+                }
+            }
+            Record::LoadRound { index, round, began, ended } => {
+                write!(f, "round {round} of cycle step {index} took {}", Span(ended.since(*began)))
+            }
+            Record::Window { name, start, end } => {
+                write!(f, "window {name}, {:.1} s", end - start)
+            }
+            Record::RunEnded { outcome } => write!(f, "cycle ended: {}", How(outcome)),
+        }
+    }
+}
+
+/// How loud the log says it.
+pub fn level(record: &Record) -> Level {
+    let of = |outcome: &Outcome, otherwise: Level| match outcome {
+        Outcome::Failed { .. } => Level::WARN,
+        Outcome::Ok | Outcome::Cancelled => otherwise,
+    };
+    match record {
+        Record::Incident { code, .. } => Incident::level_of(code),
+        Record::OperationEnded { outcome, .. } | Record::RunEnded { outcome } => of(outcome, Level::INFO),
+        Record::StepEnded { outcome, .. }
+        | Record::Probe { outcome, .. }
+        | Record::CycleStepEnded { outcome, .. } => of(outcome, Level::DEBUG),
+        Record::LoadRequest { ok: false, .. } => Level::WARN,
+        Record::AgentStarted { .. }
+        | Record::AgentStopped { .. }
+        | Record::Spawned { .. }
+        | Record::Ready { .. }
+        | Record::Transition { .. }
+        | Record::Footprint { .. }
+        | Record::OperationAccepted { .. }
+        | Record::RunStarted { .. } => Level::INFO,
+        Record::Configured { .. }
+        | Record::StepBegan { .. }
+        | Record::EngineWork { .. }
+        | Record::CycleStepBegan { .. }
+        | Record::LoadRequest { .. }
+        | Record::LoadRound { .. }
+        | Record::Window { .. } => Level::DEBUG,
+    }
+}

@@ -1,0 +1,182 @@
+//! The names: every series that the agent exports stands here, and nowhere else.
+
+use metrics::Unit;
+
+/// How a series behaves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Only grows.
+    Counter,
+    /// Goes up and down.
+    Gauge,
+    /// Counts observations by size.
+    Histogram,
+}
+
+/// Every series.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(missing_docs, reason = "the help text of each is its documentation")]
+pub enum Name {
+    BuildInfo,
+    Up,
+    EngineTier,
+    EngineGeneration,
+    EngineInFlight,
+    EngineDeviceBytes,
+    EngineResidualBytes,
+    EngineHostBytes,
+    EngineRestarts,
+    CanaryMismatches,
+    Operations,
+    Incidents,
+    Handoff,
+    HandoffOverhead,
+    HandoffPhase,
+    DeviceUsedBytes,
+    DeviceTotalBytes,
+    DeviceReadingAge,
+    SamplesMissed,
+    JournalCommit,
+    JournalDroppedSamples,
+}
+
+impl Name {
+    /// Every name.
+    pub const ALL: [Name; 21] = [
+        Name::BuildInfo,
+        Name::Up,
+        Name::EngineTier,
+        Name::EngineGeneration,
+        Name::EngineInFlight,
+        Name::EngineDeviceBytes,
+        Name::EngineResidualBytes,
+        Name::EngineHostBytes,
+        Name::EngineRestarts,
+        Name::CanaryMismatches,
+        Name::Operations,
+        Name::Incidents,
+        Name::Handoff,
+        Name::HandoffOverhead,
+        Name::HandoffPhase,
+        Name::DeviceUsedBytes,
+        Name::DeviceTotalBytes,
+        Name::DeviceReadingAge,
+        Name::SamplesMissed,
+        Name::JournalCommit,
+        Name::JournalDroppedSamples,
+    ];
+
+    /// The name as Prometheus sees it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Name::BuildInfo => "hotbunk_build_info",
+            Name::Up => "hotbunk_up",
+            Name::EngineTier => "hotbunk_engine_tier",
+            Name::EngineGeneration => "hotbunk_engine_generation",
+            Name::EngineInFlight => "hotbunk_engine_in_flight",
+            Name::EngineDeviceBytes => "hotbunk_engine_device_bytes",
+            Name::EngineResidualBytes => "hotbunk_engine_residual_bytes",
+            Name::EngineHostBytes => "hotbunk_engine_host_bytes",
+            Name::EngineRestarts => "hotbunk_engine_restarts_total",
+            Name::CanaryMismatches => "hotbunk_canary_mismatches_total",
+            Name::Operations => "hotbunk_operations_total",
+            Name::Incidents => "hotbunk_incidents_total",
+            Name::Handoff => "hotbunk_handoff_seconds",
+            Name::HandoffOverhead => "hotbunk_handoff_overhead_seconds",
+            Name::HandoffPhase => "hotbunk_handoff_phase_seconds",
+            Name::DeviceUsedBytes => "hotbunk_device_used_bytes",
+            Name::DeviceTotalBytes => "hotbunk_device_total_bytes",
+            Name::DeviceReadingAge => "hotbunk_device_reading_age_seconds",
+            Name::SamplesMissed => "hotbunk_samples_missed_total",
+            Name::JournalCommit => "hotbunk_journal_commit_seconds",
+            Name::JournalDroppedSamples => "hotbunk_journal_dropped_samples_total",
+        }
+    }
+
+    /// How it behaves.
+    pub fn kind(self) -> Kind {
+        match self {
+            Name::EngineRestarts
+            | Name::CanaryMismatches
+            | Name::Operations
+            | Name::Incidents
+            | Name::SamplesMissed
+            | Name::JournalDroppedSamples => Kind::Counter,
+            Name::Handoff | Name::HandoffOverhead | Name::HandoffPhase | Name::JournalCommit => Kind::Histogram,
+            Name::BuildInfo
+            | Name::Up
+            | Name::EngineTier
+            | Name::EngineGeneration
+            | Name::EngineInFlight
+            | Name::EngineDeviceBytes
+            | Name::EngineResidualBytes
+            | Name::EngineHostBytes
+            | Name::DeviceUsedBytes
+            | Name::DeviceTotalBytes
+            | Name::DeviceReadingAge => Kind::Gauge,
+        }
+    }
+
+    /// What its values count.
+    pub fn unit(self) -> Unit {
+        match self {
+            Name::EngineDeviceBytes
+            | Name::EngineResidualBytes
+            | Name::EngineHostBytes
+            | Name::DeviceUsedBytes
+            | Name::DeviceTotalBytes => Unit::Bytes,
+            Name::Handoff
+            | Name::HandoffOverhead
+            | Name::HandoffPhase
+            | Name::DeviceReadingAge
+            | Name::JournalCommit => Unit::Seconds,
+            Name::BuildInfo
+            | Name::Up
+            | Name::EngineTier
+            | Name::EngineGeneration
+            | Name::EngineInFlight
+            | Name::EngineRestarts
+            | Name::CanaryMismatches
+            | Name::Operations
+            | Name::Incidents
+            | Name::SamplesMissed
+            | Name::JournalDroppedSamples => Unit::Count,
+        }
+    }
+
+    /// What it means, for people.
+    pub fn help(self) -> &'static str {
+        match self {
+            Name::BuildInfo => "The agent's version; always 1.",
+            Name::Up => "Whether the engine's process is there and was found ready: 1 or 0.",
+            Name::EngineTier => "1 for the tier that the engine is in, 0 for the others; all 0 while it is in none.",
+            Name::EngineGeneration => "Counts the engine's starts and wakes.",
+            Name::EngineInFlight => "Requests running or waiting in the engine; absent while unknown.",
+            Name::EngineDeviceBytes => {
+                "Device memory of the engine in a tier, as last measured in that tier; absent while unknown. Not to be \
+                 summed over tiers."
+            }
+            Name::EngineResidualBytes => {
+                "Device memory that the engine kept when it was last asleep at level 1 or 2; absent while unknown."
+            }
+            Name::EngineHostBytes => "Resident host memory of the engine's process tree; absent while unknown.",
+            Name::EngineRestarts => "Processes started for the engine since the agent began, but for the first.",
+            Name::CanaryMismatches => "Wakes after which the engine's tokens were not the recorded ones.",
+            Name::Operations => "Operations that ended, by kind and outcome: ok, failed or cancelled.",
+            Name::Incidents => "What happened without being asked for, by code; no engine where none is concerned.",
+            Name::Handoff => {
+                "From the acceptance of a handoff or activation to the incoming engine's first token, drain left out."
+            }
+            Name::HandoffOverhead => {
+                "The part of a handoff in which neither engine worked for it, by the engines' own clock: the agent's."
+            }
+            Name::HandoffPhase => "Duration of one phase of a handoff or activation, drain included.",
+            Name::DeviceUsedBytes => "Memory used on the device by everybody; absent while unknown.",
+            Name::DeviceTotalBytes => "Memory of the device.",
+            Name::DeviceReadingAge => "Time since the device's memory was last read.",
+            Name::SamplesMissed => "Samples for which the device's memory could not be read.",
+            Name::JournalCommit => "Time for which an event waited to be durable.",
+            Name::JournalDroppedSamples => "Samples that were not written: the journal was behind, or failed.",
+        }
+    }
+}
