@@ -1,1 +1,3 @@
-//! Placeholder.
+//! Wire types of Hotbunk: what the control API, `ctl` and the reports say to each other and to other programs.
+
+pub mod report;

@@ -6,5 +6,6 @@
 pub mod call;
 pub mod capability;
 pub mod ids;
+pub mod stats;
 pub mod tier;
 pub mod time;
