@@ -32,6 +32,7 @@ pub mod journal;
 pub mod logs;
 pub mod openapi;
 pub mod operation;
+pub mod report;
 pub mod route;
 pub mod status;
 pub mod version;

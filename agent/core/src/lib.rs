@@ -20,6 +20,7 @@ pub mod recover;
 pub mod sequence;
 pub mod spec;
 pub mod state;
+pub mod stats;
 pub mod step;
 pub mod tier;
 pub mod time;
