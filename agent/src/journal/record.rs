@@ -98,6 +98,8 @@ pub enum Phase {
     WarmUp,
     /// SIGTERM to nothing left of the tree.
     Stop,
+    /// Device and host bytes are read for a footprint.
+    Measure,
     /// A worker call that repairs (CONTRACT 3.4).
     Repair,
     /// Long poll after an unanswered call.
@@ -486,6 +488,7 @@ impl Phase {
             Phase::Ready => "ready",
             Phase::WarmUp => "warm_up",
             Phase::Stop => "stop",
+            Phase::Measure => "measure",
             Phase::Repair => "repair",
             Phase::Resolve => "resolve",
         }

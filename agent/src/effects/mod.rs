@@ -1,0 +1,355 @@
+//! The hands: everything that the core wants done is done here, and comes back as an event.
+//!
+//! Each action is a task of its own; nothing here decides. An engine has at most one action at a time: a new one aborts
+//! an earlier one that the core has given up (its HTTP call goes on inside vLLM all the same).
+
+mod engine;
+mod work;
+
+pub use engine::{EngineSlot, Facts, chain};
+pub use work::WorkLog;
+
+use crate::clock;
+use crate::device::{AwaitOutcome, Sampler, Threshold, Unavailable};
+use crate::engine::{self as vllm, Depth, Drain, ProbeEnd, ProbeKind as Ask, ProbeResult};
+use crate::events::{Context, Recorder};
+use crate::host::{self, HostSampler};
+use crate::journal::record::{Bytes, Outcome, Record};
+use crate::process::{ProcessEvent, Shims};
+use crate::switcher::{Around, Input};
+use hotbunk_core::capability::Capabilities;
+use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
+use hotbunk_core::event::{Event, Survey};
+use hotbunk_core::ids::{DeviceId, EngineId};
+use hotbunk_core::spec::DrainPolicy;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+
+/// Warm-up requests: the first may compile, the second shows that it has.
+const WARM_UPS: u32 = 2;
+/// A survey's questions; an engine that does not answer within this is not known to be anything.
+const SURVEY: Duration = Duration::from_secs(2);
+/// A device reading older than this does not say what was before a step.
+const FRESH: Duration = Duration::from_millis(15);
+
+/// Everything at the edge.
+#[derive(Debug)]
+pub struct Hands {
+    /// Engines in the configuration's order.
+    pub engines: Vec<Arc<EngineSlot>>,
+    /// Device memory.
+    pub sampler: Sampler,
+    /// Host memory.
+    pub host: HostSampler,
+    /// Starts processes.
+    pub shims: Shims,
+    /// Journal, metrics, log.
+    pub recorder: Recorder,
+    /// Back to the owner of the state.
+    pub inputs: mpsc::UnboundedSender<Input>,
+}
+
+/// What an action is done for: names for records, and what the core knows of the engine.
+#[derive(Debug, Clone)]
+pub struct Purpose {
+    /// Operation and run.
+    pub context: Context,
+    /// Word of a probe: `probe`, `rehearsal`, `canary`.
+    pub probe: &'static str,
+    /// What the engine can do, where it is known.
+    pub capabilities: Option<Capabilities>,
+    /// First of its devices.
+    pub device: Option<DeviceId>,
+}
+
+impl Hands {
+    /// An engine. Ids come from the configuration that the slots were made of.
+    pub fn slot(&self, id: EngineId) -> Arc<EngineSlot> {
+        Arc::clone(&self.engines[usize::from(id.0)])
+    }
+
+    /// Does an action; the answer comes as [`Input::Done`].
+    pub fn run(self: &Arc<Self>, ticket: Ticket, action: Action, purpose: Purpose) {
+        let hands = Arc::clone(self);
+        let slot = self.slot(action.engine());
+        let task = tokio::spawn(async move {
+            let must_be_fresh = matches!(action, Action::Call { .. } | Action::Stop { .. } | Action::Spawn { .. });
+            let before = hands.bytes(action.engine(), &purpose, must_be_fresh).await;
+            let (result, pss) = hands.perform(&action, &purpose).await;
+            let after = hands.bytes(action.engine(), &purpose, false).await;
+            // An error means that the switcher has ended.
+            let _ = hands.inputs.send(Input::Done { ticket, result, around: Around { before, after, pss } });
+        });
+        slot.begin_action(task.abort_handle());
+    }
+
+    async fn perform(self: &Arc<Self>, action: &Action, purpose: &Purpose) -> (StepResult, Option<u64>) {
+        let slot = self.slot(action.engine());
+        let client = slot.client();
+        let result = match (action, client) {
+            (Action::Spawn { engine, life }, _) => self.spawn(*engine, *life, purpose).await,
+            (Action::Stop { grace, .. }, _) => StepResult::Stopped { left: slot.stop(*grace).await },
+            (Action::AwaitUsed { bounds, deadline, .. }, _) => self.await_used(bounds, *deadline).await,
+            (Action::Measure { engine, .. }, _) => return self.measure(*engine).await,
+            (Action::Ready { deadline, .. }, _) => match slot.ready(*deadline).await {
+                Ok(capabilities) => {
+                    self.record_ready(&slot, purpose).await;
+                    StepResult::Ready(capabilities)
+                }
+                Err(why) => StepResult::NotReady(self.with_last_line(&slot, why).await),
+            },
+            (_, None) => StepResult::Gone("it has no process".to_owned()),
+            (Action::Drain { policy, deadline, .. }, Some(client)) => {
+                drain(&client, *policy, *deadline, purpose.capabilities).await
+            }
+            (Action::Call { call, deadline, .. }, Some(client)) => {
+                StepResult::Called(client.call(*call, *deadline).await)
+            }
+            (Action::IsSleeping { deadline, .. }, Some(client)) => {
+                StepResult::Sleeping(client.is_sleeping(*deadline).await)
+            }
+            (Action::Probe { kind, deadline, .. }, Some(client)) => {
+                self.probe(&slot, &client, *kind, *deadline, purpose).await
+            }
+            (Action::WarmUp { deadline, .. }, Some(client)) => self.warm_up(&slot, &client, *deadline, purpose).await,
+        };
+        (result, None)
+    }
+
+    /// Looks at an engine at rest; the answer comes as an event.
+    pub fn survey(self: &Arc<Self>, engine: EngineId, generation: u64) {
+        let hands = Arc::clone(self);
+        tokio::spawn(async move {
+            let slot = hands.slot(engine);
+            let Some(client) = slot.client() else { return };
+            let (sleeping, progress) = tokio::join!(client.is_sleeping(SURVEY), client.progress(SURVEY));
+            let progress = progress.unwrap_or_default();
+            let in_flight = progress.running.zip(progress.waiting).map(|(running, waiting)| running + waiting);
+            hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
+            let survey = Survey { sleeping, running: progress.running, tokens: progress.heartbeat() };
+            let _ = hands.inputs.send(Input::Event(Event::Surveyed { engine, generation, survey }));
+        });
+    }
+
+    /// Memory now, as far as it is known: the newest reading, or a new one.
+    async fn bytes(&self, engine: EngineId, purpose: &Purpose, must_be_fresh: bool) -> Bytes {
+        let name = &self.slot(engine).config.name;
+        let rss = self.host.latest(name).and_then(|reading| reading.rss);
+        let Some(device) = purpose.device else { return Bytes { rss, ..Bytes::default() } };
+        let latest = self.sampler.latest(device);
+        let stale = latest.as_ref().is_none_or(|reading| reading.age(clock::now()) > FRESH);
+        let reading = if must_be_fresh && stale { self.sampler.read_now(device).await.ok() } else { latest };
+        Bytes {
+            device: reading.as_ref().map(|r| r.used),
+            engine: reading.as_ref().and_then(|r| self.sampler.engine_bytes(r, name)),
+            rss,
+        }
+    }
+
+    async fn spawn(self: &Arc<Self>, engine: EngineId, life: u64, purpose: &Purpose) -> StepResult {
+        let slot = self.slot(engine);
+        let process = match slot.spawn(&self.shims).await {
+            Ok(process) => process,
+            Err(why) => return StepResult::SpawnFailed(why),
+        };
+        let configured =
+            Record::Configured { engine: slot.config.name.clone(), fingerprint: slot.fingerprint.clone() };
+        let spawned = Record::Spawned { engine: slot.config.name.clone(), incarnation: process.incarnation() };
+        self.tell(&purpose.context, vec![configured, spawned]).await;
+        let mut events = process.events();
+        let inputs = self.inputs.clone();
+        tokio::spawn(async move {
+            while let Some(event) = events.recv().await {
+                let reason = match event {
+                    ProcessEvent::Exited { reason, .. } => reason,
+                    ProcessEvent::ShimLost => "its shim was killed".to_owned(),
+                    ProcessEvent::Swept(_) => continue,
+                };
+                let _ = inputs.send(Input::Event(Event::Exited { engine, life, reason }));
+            }
+        });
+        StepResult::Spawned
+    }
+
+    async fn record_ready(&self, slot: &EngineSlot, purpose: &Purpose) {
+        let facts = slot.facts();
+        let record = Record::Ready {
+            engine: slot.config.name.clone(),
+            version: facts.version.unwrap_or_else(|| "unknown".to_owned()),
+            context_tokens: facts.context_tokens,
+        };
+        self.tell(&purpose.context, vec![record]).await;
+    }
+
+    /// Records facts that no step waits for; a journal that fails has said so itself.
+    async fn tell(&self, context: &Context, records: Vec<Record>) {
+        let events = records.into_iter().map(Into::into).collect();
+        drop(self.recorder.record(context, events).await);
+    }
+
+    async fn with_last_line(&self, slot: &EngineSlot, why: String) -> String {
+        let Some(process) = slot.process() else { return why };
+        match process.tail(40).await.last() {
+            Some(line) => format!("{why}; its log ends with: {line}"),
+            None => why,
+        }
+    }
+
+    async fn await_used(&self, bounds: &[Bound], deadline: Duration) -> StepResult {
+        let end = clock::now() + deadline;
+        let mut used = Vec::new();
+        let mut out = false;
+        for bound in bounds {
+            let threshold = match (bound.at_least, bound.at_most) {
+                (Some(low), Some(high)) => Threshold::Between(low, high),
+                (Some(low), None) => Threshold::AtLeast(low),
+                (None, Some(high)) => Threshold::AtMost(high),
+                (None, None) => Threshold::AtLeast(0),
+            };
+            match self.sampler.await_used(bound.device, threshold, end).await {
+                AwaitOutcome::Reached { reading } => used.push((bound.device, reading.used)),
+                AwaitOutcome::TimedOut { last } => {
+                    out = true;
+                    used.push((bound.device, last.used));
+                }
+                AwaitOutcome::NoEvidence { reason } => return StepResult::NoEvidence(reason),
+                AwaitOutcome::NotWatched => {}
+            }
+        }
+        if out { StepResult::OutOfBounds { used } } else { StepResult::Reached { used } }
+    }
+
+    async fn measure(&self, engine: EngineId) -> (StepResult, Option<u64>) {
+        let slot = self.slot(engine);
+        let mut used = Vec::new();
+        let mut own: Option<u64> = None;
+        self.refresh_owners();
+        for device in &slot.config.devices {
+            let device = DeviceId(u16::try_from(*device).unwrap_or(u16::MAX));
+            let reading = match self.sampler.read_now(device).await {
+                Ok(reading) => Some(reading),
+                Err(Unavailable::Missing(_) | Unavailable::NotWatched) => None,
+            };
+            used.push((device, reading.as_ref().map(|r| r.used)));
+            let bytes = reading.as_ref().and_then(|r| self.sampler.engine_bytes(r, &slot.config.name));
+            own = own.max(bytes);
+        }
+        self.host.sample_now().await;
+        let host = self.host.latest(&slot.config.name).and_then(|reading| reading.rss);
+        let pids = slot.process().map(|p| p.pids()).unwrap_or_default();
+        let pss = host::pss(pids).await;
+        (StepResult::Measured { used, engine: own, host }, pss)
+    }
+
+    /// Tells the device sampler which process belongs to which engine.
+    pub fn refresh_owners(&self) {
+        let owners = self.engines.iter().flat_map(|slot| {
+            let pids = slot.process().map(|p| p.pids()).unwrap_or_default();
+            pids.into_iter().map(|pid| (pid, slot.config.name.clone()))
+        });
+        self.sampler.set_owners(owners.collect());
+    }
+
+    async fn probe(
+        &self,
+        slot: &EngineSlot,
+        client: &vllm::Client,
+        kind: ProbeKind,
+        deadline: Duration,
+        purpose: &Purpose,
+    ) -> StepResult {
+        let canary = slot.canary();
+        let ask = match (&canary, kind) {
+            (Some(recorded), ProbeKind::Canary) => Ask::Canary { recorded, depth: Depth::First },
+            (Some(recorded), ProbeKind::LongCanary) => Ask::Canary { recorded, depth: Depth::All },
+            (None, _) | (_, ProbeKind::FirstToken) => Ask::FirstToken,
+        };
+        let result = client.probe(ask, deadline).await;
+        let step = match (&result.end, result.first_token) {
+            (ProbeEnd::Answered | ProbeEnd::Matched, Some(at)) => StepResult::Token { at },
+            (ProbeEnd::Answered | ProbeEnd::Matched, None) => StepResult::ProbeFailed("an answer without a token".into()),
+            (ProbeEnd::Mismatched(mismatch), _) => StepResult::Mismatch(mismatch.to_string()),
+            (ProbeEnd::Unknown, _) => StepResult::ProbeFailed(format!("no token within {} s", deadline.as_secs_f64())),
+            (ProbeEnd::Failed(failure), _) => StepResult::ProbeFailed(chain(failure)),
+        };
+        self.tell(&purpose.context, vec![probe_record(slot, purpose.probe, &result)]).await;
+        step
+    }
+
+    async fn warm_up(
+        &self,
+        slot: &EngineSlot,
+        client: &vllm::Client,
+        deadline: Duration,
+        purpose: &Purpose,
+    ) -> StepResult {
+        let warm = client.warm_up(WARM_UPS, deadline).await;
+        let (probes, canary) = client.record_canary(deadline).await;
+        let mut records: Vec<Record> = warm.iter().map(|r| probe_record(slot, "warm_up", r)).collect();
+        records.extend(probes.iter().map(|r| probe_record(slot, "canary", r)));
+        self.tell(&purpose.context, records).await;
+        if let Some(failed) = warm.iter().find(|r| !r.ok()) {
+            return StepResult::WarmUpFailed(sentence(&failed.end));
+        }
+        match canary {
+            Ok(canary) => {
+                slot.set_canary(canary);
+                StepResult::Warmed
+            }
+            Err(why) => StepResult::WarmUpFailed(chain(&why)),
+        }
+    }
+}
+
+fn probe_record(slot: &EngineSlot, purpose: &str, result: &ProbeResult) -> Record {
+    let outcome = if result.ok() {
+        Outcome::Ok
+    } else {
+        let code = match result.end {
+            ProbeEnd::Mismatched(_) => "canary_mismatch",
+            _ => "probe_failed",
+        };
+        Outcome::Failed { code: code.to_owned(), message: sentence(&result.end) }
+    };
+    Record::Probe {
+        engine: slot.config.name.clone(),
+        purpose: purpose.to_owned(),
+        began: result.sent,
+        first_token: result.first_token,
+        outcome,
+    }
+}
+
+fn sentence(end: &ProbeEnd) -> String {
+    match end {
+        ProbeEnd::Answered | ProbeEnd::Matched => "answered".to_owned(),
+        ProbeEnd::Mismatched(mismatch) => mismatch.to_string(),
+        ProbeEnd::Unknown => "no answer before the deadline".to_owned(),
+        ProbeEnd::Failed(failure) => chain(failure),
+    }
+}
+
+async fn drain(
+    client: &vllm::Client,
+    policy: DrainPolicy,
+    deadline: Duration,
+    capabilities: Option<Capabilities>,
+) -> StepResult {
+    let Some(capabilities) = capabilities else {
+        return StepResult::DrainImpossible("what it can do is not known".to_owned());
+    };
+    let policy = match policy {
+        DrainPolicy::Wait | DrainPolicy::Freeze => vllm::DrainPolicy::Wait,
+        DrainPolicy::Abort => vllm::DrainPolicy::Abort,
+    };
+    match client.drain(capabilities, policy, deadline).await {
+        Drain::Drained | Drain::NotNeeded => StepResult::Drained,
+        Drain::TimedOut { running, waiting } => {
+            StepResult::DrainTimedOut { running: running.unwrap_or(0), waiting: waiting.unwrap_or(0) }
+        }
+        Drain::Impossible { reason } => StepResult::DrainImpossible(reason),
+        Drain::Failed(vllm::Error::Gone { message, .. }) => StepResult::Gone(message),
+        Drain::Failed(error) => StepResult::DrainImpossible(chain(&error)),
+    }
+}

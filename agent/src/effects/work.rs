@@ -1,0 +1,110 @@
+//! The engines' own time, by the engines' own clock, so that the agent's overhead cannot hide in it.
+//!
+//! A simulated engine writes an operation log with true instants. vLLM from 0.32 has a metric that sums how long its
+//! operations took: the interval is then laid against the end of the call that asked for it. Older releases give no
+//! clock, and then there is no figure.
+
+use super::{EngineSlot, Hands};
+use crate::engine::{Operation, Operations};
+use crate::journal::record::{EngineWork, Phase};
+use hotbunk_core::time::Moment;
+use hotbunk_sim::oplog::{Op, OpLogReader, OpRecord};
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the metrics of an engine may take after an operation has ended.
+const METRICS: Duration = Duration::from_secs(2);
+
+/// Reads what the engines did.
+#[derive(Debug, Default)]
+pub struct WorkLog {
+    logs: HashMap<String, OpLogReader>,
+    sums: HashMap<String, Operations>,
+}
+
+/// A call of an operation, as the agent saw it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Called {
+    /// Engine's name.
+    pub engine: String,
+    /// What.
+    pub phase: Phase,
+    /// Answer.
+    pub ended: Moment,
+}
+
+impl WorkLog {
+    /// What the engines did between two instants; `None` where one that was called gives no clock.
+    pub async fn collect(
+        &mut self,
+        hands: &Arc<Hands>,
+        calls: &[Called],
+        from: Moment,
+        to: Moment,
+    ) -> Option<Vec<EngineWork>> {
+        let mut all = Vec::new();
+        let mut complete = true;
+        for slot in &hands.engines {
+            let called: Vec<&Called> = calls.iter().filter(|c| c.engine == slot.config.name).collect();
+            match &slot.config.op_log {
+                Some(path) => {
+                    let reader =
+                        self.logs.entry(slot.config.name.clone()).or_insert_with(|| OpLogReader::open(path));
+                    match reader.read_new() {
+                        Ok(records) => all.extend(records.into_iter().filter_map(|r| within(r, from, to))),
+                        Err(error) => {
+                            tracing::warn!(engine = slot.config.name, error = super::chain(&error), "operation log");
+                            complete = false;
+                        }
+                    }
+                }
+                None => match self.by_metric(slot, &called).await {
+                    Some(work) => all.extend(work),
+                    None => complete &= called.is_empty(),
+                },
+            }
+        }
+        complete.then_some(all)
+    }
+
+    async fn by_metric(&mut self, slot: &EngineSlot, called: &[&Called]) -> Option<Vec<EngineWork>> {
+        let now = slot.client()?.progress(METRICS).await.ok()?.operations;
+        let before = self.sums.insert(slot.config.name.clone(), now)?;
+        let mut work = Vec::new();
+        let kinds: [(&str, Option<Operation>, Option<Operation>, &[Phase]); 3] = [
+            ("sleep", now.sleep, before.sleep, &[Phase::Sleep]),
+            ("wake", now.wake, before.wake, &[Phase::Wake, Phase::WakeKv, Phase::WakeWeights]),
+            ("release_kv_cache", now.release_kv_cache, before.release_kv_cache, &[Phase::ReleaseKv]),
+        ];
+        for (word, now, before, phases) in kinds {
+            let calls: Vec<&&Called> = called.iter().filter(|c| phases.contains(&c.phase)).collect();
+            let [call] = calls.as_slice() else {
+                // One sum cannot be shared out among several calls.
+                if calls.is_empty() { continue } else { return None }
+            };
+            let took = now?.took_since(before)?;
+            work.push(EngineWork {
+                engine: slot.config.name.clone(),
+                work: word.to_owned(),
+                began: call.ended - took,
+                ended: call.ended,
+            });
+        }
+        Some(work)
+    }
+}
+
+fn within(record: OpRecord, from: Moment, to: Moment) -> Option<EngineWork> {
+    let (began, ended) = (Moment(record.began_ns), Moment(record.ended_ns));
+    (ended >= from && began <= to).then(|| EngineWork {
+        engine: record.engine,
+        work: word(record.op).to_owned(),
+        began,
+        ended,
+    })
+}
+
+fn word(op: Op) -> &'static str {
+    op.as_str()
+}
