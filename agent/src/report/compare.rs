@@ -1,10 +1,11 @@
 //! A report beside the reference: how far each median lies from it.
 //!
 //! A simulated run divides engine times by its speed, so a time is multiplied by the speed before it is compared, and
-//! a rate divided. Host memory is multiplied by the scale at which the simulation takes it. Only what both reports
-//! hold is compared.
+//! a rate divided. Host memory is multiplied by the scale at which the simulation takes it. The agent's own overhead
+//! passes at the wall's speed whatever the engines do: of a handoff's time to first token only the engines' part is
+//! multiplied. Only what both reports hold is compared.
 
-use hotbunk_api::report::{Stat, SwitchReport};
+use hotbunk_api::report::{Direction, Stat, SwitchReport};
 
 /// What each handoff of the reference took beyond sleep, wake and first token together: its tool's own time, in
 /// seconds. Times to first token are compared with the reference less this.
@@ -71,7 +72,14 @@ pub fn compare(report: &SwitchReport, reference: &SwitchReport) -> Vec<Deviation
         for (level, ours) in &ours.sleep {
             let Some(theirs) = theirs.sleep.get(level) else { continue };
             let at = format!("{at}.sleep.{level}");
-            list.time(format!("{at}.sleep_s"), ours.sleep_s, theirs.sleep_s);
+            // The reference's cold sleep is the largest of its five. Where ours were all cold, there is no warm one to
+            // hold against its median.
+            let count = |stat: Option<Stat>| stat.map_or(0, |s| s.n);
+            if count(ours.cold_sleep_s) < count(ours.sleep_s) {
+                list.time(format!("{at}.sleep_s"), ours.sleep_s, theirs.sleep_s);
+            }
+            let cold = (median(ours.cold_sleep_s), theirs.sleep_s.map(|s| s.max));
+            list.push(format!("{at}.cold_sleep_s"), Quantity::Time, cold.0, cold.1);
             list.time(format!("{at}.wake_api_s"), ours.wake_api_s, theirs.wake_api_s);
             list.time(format!("{at}.to_first_token_s"), ours.to_first_token_s, theirs.to_first_token_s);
             let residual = (median(ours.residual_gib), median(theirs.residual_gib));
@@ -95,7 +103,9 @@ pub fn compare(report: &SwitchReport, reference: &SwitchReport) -> Vec<Deviation
         let Some(theirs) = reference.switch.directions.get(direction) else { continue };
         let at = format!("switch.directions.{direction}");
         let bare = median(theirs.to_first_token_s).map(|s| s - REFERENCE_OVERHEAD_S);
-        list.push(format!("{at}.to_first_token_s"), Quantity::Time, median(ours.to_first_token_s), bare);
+        let scaled = scaled_to_first_token(ours, list.speed);
+        let path = format!("{at}.to_first_token_s");
+        list.push_scaled(path, Quantity::Time, median(ours.to_first_token_s), scaled, bare);
         list.time(format!("{at}.sleep_s"), ours.sleep_s, theirs.sleep_s);
         list.time(format!("{at}.wake_s"), ours.wake_s, theirs.wake_s);
     }
@@ -115,6 +125,14 @@ pub fn compare(report: &SwitchReport, reference: &SwitchReport) -> Vec<Deviation
     list.deviations
 }
 
+/// Median time to first token at speed 1, s: the engines' part multiplied, the overhead as it is. Where no engine
+/// gives a clock there is no telling them apart, and all is multiplied.
+pub(super) fn scaled_to_first_token(direction: &Direction, speed: f64) -> Option<f64> {
+    let measured = median(direction.to_first_token_s)?;
+    let overhead = median(direction.overhead_s).unwrap_or(0.0);
+    Some((measured - overhead) * speed + overhead)
+}
+
 fn median(stat: Option<Stat>) -> Option<f64> {
     stat.map(|s| s.median)
 }
@@ -131,13 +149,25 @@ impl List {
     }
 
     fn push(&mut self, path: String, quantity: Quantity, ours: Option<f64>, theirs: Option<f64>) {
-        let (Some(wall_measured), Some(reference)) = (ours, theirs.filter(|r| *r != 0.0)) else { return };
-        let ours_scaled = match quantity {
-            Quantity::Time | Quantity::TimePerToken => wall_measured * self.speed,
-            Quantity::Rate => wall_measured / self.speed,
-            Quantity::HostMemory => wall_measured * self.host_scale,
-            Quantity::DeviceMemory | Quantity::Share => wall_measured,
+        let factor = match quantity {
+            Quantity::Time | Quantity::TimePerToken => self.speed,
+            Quantity::Rate => 1.0 / self.speed,
+            Quantity::HostMemory => self.host_scale,
+            Quantity::DeviceMemory | Quantity::Share => 1.0,
         };
+        self.push_scaled(path, quantity, ours, ours.map(|ours| ours * factor), theirs);
+    }
+
+    fn push_scaled(
+        &mut self,
+        path: String,
+        quantity: Quantity,
+        measured: Option<f64>,
+        scaled: Option<f64>,
+        theirs: Option<f64>,
+    ) {
+        let (Some(wall_measured), Some(ours_scaled)) = (measured, scaled) else { return };
+        let Some(reference) = theirs.filter(|r| *r != 0.0) else { return };
         let percent = (ours_scaled - reference) / reference * 100.0;
         self.deviations.push(Deviation { path, quantity, ours_scaled, reference, percent, wall_measured });
     }

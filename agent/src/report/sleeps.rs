@@ -12,12 +12,14 @@
 //! fact 1 and 1.1): how much device memory went says whether nothing, the KV cache or everything was given back; a
 //! level 1 must have somewhere to put the weights, so host memory grows by them. It does so once for a process
 //! (CONTRACT fact 9: pinned blocks are kept), and afterwards level 1 and level 2 leave the same bytes: then the level
-//! is unknown, not guessed.
+//! is unknown, not guessed. That host memory did *not* grow is believed only of a reading made after the sleep: the
+//! figure beside a phase may be as old as the sampler's interval.
 
 use super::run::{Operation, PhaseRun, Run};
-use crate::journal::record::{Bytes, CycleStep, OperationKind, Outcome, Phase};
+use crate::journal::record::{Bytes, CycleStep, HostSample, OperationKind, Outcome, Phase};
 use hotbunk_api::report::SleepRecord;
 use hotbunk_core::tier::Tier;
+use hotbunk_core::time::Moment;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -41,6 +43,8 @@ pub(super) struct Sleep<'a> {
     pub(super) duration: Option<Duration>,
     pub(super) before: Bytes,
     pub(super) after: Bytes,
+    /// Growth of resident host memory, bytes.
+    pub(super) host_growth: Option<i128>,
 }
 
 /// Begin and end of an engine's way into a tier, and its memory at both.
@@ -48,6 +52,17 @@ struct Interval {
     duration: Option<Duration>,
     before: Bytes,
     after: Bytes,
+    /// End of the call.
+    ended: Moment,
+}
+
+/// What host memory says of a sleep.
+#[derive(Clone, Copy)]
+struct HostEvidence {
+    /// Growth of resident memory, bytes.
+    growth: Option<i128>,
+    /// A reading was made after the sleep.
+    fresh: bool,
 }
 
 impl Interval {
@@ -60,7 +75,7 @@ impl Interval {
             _ => phase == Phase::Sleep,
         };
         let call = own.iter().find(|p| begins(p.phase))?;
-        own.iter().find(|p| begins(p.phase) && p.ok_end().is_some())?;
+        let ended = own.iter().rev().filter(|p| begins(p.phase)).find_map(|p| p.ok_end())?;
         let last_ok = |phase: Phase| own.iter().rev().find(|p| p.phase == phase && p.ok_end().is_some());
         let stopped = target == Some(Tier::Stopped);
         let verified = last_ok(if stopped { Phase::Stop } else { Phase::VerifyAsleep });
@@ -69,6 +84,7 @@ impl Interval {
             duration: verified.and_then(|p| p.ok_end()).map(|end| end.since(call.began)),
             before: call.before,
             after: evidence.map(|p| p.after).unwrap_or_default(),
+            ended,
         })
     }
 }
@@ -85,7 +101,7 @@ struct Life {
 }
 
 /// Every sleep of the run, in order.
-pub(super) fn sleeps<'a>(run: &Run<'a>) -> Vec<Sleep<'a>> {
+pub(super) fn sleeps<'a>(run: &Run<'a>, host: &[HostSample]) -> Vec<Sleep<'a>> {
     let mut lives: BTreeMap<&str, Life> = BTreeMap::new();
     let mut all = Vec::new();
     for (index, operation) in run.operations.iter().enumerate() {
@@ -105,7 +121,8 @@ pub(super) fn sleeps<'a>(run: &Run<'a>) -> Vec<Sleep<'a>> {
         let requested = operation.leave.or_else(|| planned_tier(run, operation));
         let Some(interval) = Interval::of(operation, engine, requested) else { continue };
         let life = lives.entry(engine).or_default();
-        let observed = observed(run, engine, *life, requested, &interval);
+        let evidence = host_evidence(run, host, index, engine, &interval);
+        let observed = observed(run, engine, *life, requested, &interval, evidence);
         all.push(Sleep {
             engine,
             operation: index,
@@ -117,6 +134,7 @@ pub(super) fn sleeps<'a>(run: &Run<'a>) -> Vec<Sleep<'a>> {
             duration: interval.duration,
             before: interval.before,
             after: interval.after,
+            host_growth: evidence.growth,
         });
         let pins = !matches!(requested, Some(Tier::Parked | Tier::Level2)) || observed == Some(Tier::Level1);
         life.may_be_pinned |= pins;
@@ -125,6 +143,30 @@ pub(super) fn sleeps<'a>(run: &Run<'a>) -> Vec<Sleep<'a>> {
         life.kv_released = !operation.phases.iter().filter(woken).any(|p| p.ok_end().is_some());
     }
     all
+}
+
+/// Host memory before a sleep and at its largest until the engine is next worked on.
+fn host_evidence(
+    run: &Run<'_>,
+    host: &[HostSample],
+    operation: usize,
+    engine: &str,
+    interval: &Interval,
+) -> HostEvidence {
+    let later = run.operations.iter().skip(operation).flat_map(|o| &o.phases);
+    let verifies = |phase: Phase| matches!(phase, Phase::VerifyAsleep | Phase::AwaitRelease);
+    let next = later
+        .filter(|p| p.engine == engine && p.began >= interval.ended && !verifies(p.phase))
+        .map(|p| p.began)
+        .min();
+    let readings = || {
+        host.iter()
+            .filter(|s| s.engine == engine && s.at >= interval.ended && next.is_none_or(|next| s.at <= next))
+            .filter_map(|s| s.rss)
+    };
+    let after = readings().chain(interval.after.rss).max();
+    let growth = after.zip(interval.before.rss).map(|(after, before)| i128::from(after) - i128::from(before));
+    HostEvidence { growth, fresh: readings().next().is_some() }
 }
 
 fn is_start(operation: &Operation<'_>) -> bool {
@@ -156,6 +198,7 @@ fn observed(
     life: Life,
     requested: Option<Tier>,
     interval: &Interval,
+    host: HostEvidence,
 ) -> Option<Tier> {
     if requested == Some(Tier::Stopped) {
         return Some(Tier::Stopped);
@@ -173,12 +216,10 @@ fn observed(
     if weights <= SLACK_BYTES.max(kv / 20) {
         return Some(Tier::Parked);
     }
-    let measured_growth = gone(after.rss, before.rss)?;
-    let growth = measured_growth as f64 * run.host_scale();
-    if growth >= weights as f64 / 2.0 {
+    if host.growth? as f64 * run.host_scale() >= weights as f64 / 2.0 {
         return Some(Tier::Level1);
     }
-    (life.seen_from_start && !life.may_be_pinned).then_some(Tier::Level2)
+    (host.fresh && life.seen_from_start && !life.may_be_pinned).then_some(Tier::Level2)
 }
 
 /// GiB of known bytes.
@@ -217,8 +258,7 @@ impl Sleep<'_> {
             process_before_gib: gib(self.before.engine),
             process_residual_gib: gib(self.after.engine),
             process_release_percent: self.process_release_percent(),
-            host_growth_gib: (self.after.rss.zip(self.before.rss))
-                .map(|(after, before)| (after as f64 - before as f64) / GIB),
+            host_growth_gib: self.host_growth.map(|bytes| bytes as f64 / GIB),
         }
     }
 }

@@ -27,7 +27,7 @@ pub fn switch_report(
     host: &[HostSample],
 ) -> Result<SwitchReport, Error> {
     let run = Run::read(entries)?;
-    let sleeps = sleeps(&run);
+    let sleeps = sleeps(&run, host);
     let has_auto = run.steps.iter().any(Step::is_auto);
     let (switch, own_handoffs) = handoffs::series(&run, &sleeps, false);
     let (switch_auto, handoffs_auto) = handoffs::series(&run, &sleeps, true);

@@ -3,12 +3,13 @@
 //! A simulated run's times are shown twice where its speed is not 1: as measured, and multiplied by the speed, which
 //! is what stands against the reference. The reference (one NVIDIA L20) is shown beside runs of that machine, real or
 //! simulated, and beside no other. A time too short to be held against it carries no deviation but `~`. Overhead is the
-//! agent's own time and passes at no other speed than the wall's: it is not multiplied.
+//! agent's own time and passes at no other speed than the wall's: it is not multiplied, in a time to first token
+//! neither.
 
-use super::compare::{Deviation, REFERENCE_OVERHEAD_S, compare};
+use super::compare::{Deviation, REFERENCE_OVERHEAD_S, compare, scaled_to_first_token};
 use super::reference::reference;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
-use hotbunk_api::report::{Direction, Stat, Status, Switch, SwitchReport};
+use hotbunk_api::report::{Stat, Status, Switch, SwitchReport};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -142,11 +143,21 @@ impl<'a> Sheet<'a> {
     }
 
     /// One row of a time: what, n, median, max.
-    fn time_row(&self, table: &mut Table, what: [String; 2], path: &str, stat: Option<Stat>) {
+    fn time_row(&self, table: &mut Table, what: [&str; 2], path: &str, stat: Option<Stat>) {
+        self.scaled_row(table, what, path, stat, stat.map(|s| s.median * self.speed));
+    }
+
+    fn scaled_row(
+        &self,
+        table: &mut Table,
+        what: [&str; 2],
+        path: &str,
+        stat: Option<Stat>,
+        scaled: Option<f64>,
+    ) {
         let Some(s) = stat else { return };
-        let scaled = Some(s.median * self.speed);
         let measured = [s.n.to_string(), number(Some(s.median)), number(Some(s.max))];
-        table.add_row(what.into_iter().chain(measured).chain(self.beside(path, scaled)));
+        table.add_row(what.map(str::to_owned).into_iter().chain(measured).chain(self.beside(path, scaled)));
     }
 
     fn engines(&self) -> Option<Table> {
@@ -154,7 +165,7 @@ impl<'a> Sheet<'a> {
         for (engine, model) in &self.report.models {
             let at = format!("models.{engine}");
             let mut row = |what: &str, path: String, stat| {
-                self.time_row(&mut table, [engine.clone(), what.to_owned()], &path, stat);
+                self.time_row(&mut table, [engine, what], &path, stat);
             };
             row("first start to first token", format!("{at}.restart_initial"), model.restart_initial);
             row("restart to first token", format!("{at}.restart_warm"), model.restart_warm);
@@ -162,7 +173,7 @@ impl<'a> Sheet<'a> {
                 let at = format!("{at}.sleep.{level}");
                 let name = if level.len() == 1 { format!("level {level}") } else { level.clone() };
                 row(&format!("{name}: sleep"), format!("{at}.sleep_s"), sleep.sleep_s);
-                row(&format!("{name}: cold sleep"), String::new(), sleep.cold_sleep_s);
+                row(&format!("{name}: cold sleep"), format!("{at}.cold_sleep_s"), sleep.cold_sleep_s);
                 row(&format!("{name}: wake"), format!("{at}.wake_api_s"), sleep.wake_api_s);
                 row(
                     &format!("{name}: wake to first token"),
@@ -203,10 +214,12 @@ impl<'a> Sheet<'a> {
     fn handoffs(&self, switch: &Switch) -> Option<Table> {
         let mut table = self.new_table(&["direction", "seconds"], &["n", "median", "max"]);
         for (name, d) in &switch.directions {
-            for (what, field, stat) in direction_rows(d) {
-                let path = format!("switch.directions.{name}.{field}");
-                self.time_row(&mut table, [name.clone(), what.to_owned()], &path, stat);
-            }
+            let path = |field: &str| format!("switch.directions.{name}.{field}");
+            let (first_token, scaled) = (d.to_first_token_s, scaled_to_first_token(d, self.speed));
+            let what = [name.as_str(), "to first token"];
+            self.scaled_row(&mut table, what, &path("to_first_token_s"), first_token, scaled);
+            self.time_row(&mut table, [name, "sleep"], &path("sleep_s"), d.sleep_s);
+            self.time_row(&mut table, [name, "wake"], &path("wake_s"), d.wake_s);
             self.overhead_row(&mut table, name, d.overhead_s);
         }
         self.overhead_row(&mut table, "all", switch.overhead_s);
@@ -271,18 +284,11 @@ impl<'a> Sheet<'a> {
             // Compared at the scale of the simulation, shown at it as well.
             let scale = self.report.simulated.as_ref().map_or(1.0, |s| s.host_scale);
             let path = format!("memory.rss_peak_gib.{engine}");
-            row(format!("host peak of {engine} (RSS), GiB"), &path, peak.map(|p| p * scale));
+            let times = if scale == 1.0 { String::new() } else { format!(" × {scale}") };
+            row(format!("host peak of {engine} (RSS{times}), GiB"), &path, peak.map(|p| p * scale));
         }
         some_rows(table)
     }
-}
-
-fn direction_rows(d: &Direction) -> [(&'static str, &'static str, Option<Stat>); 3] {
-    [
-        ("to first token", "to_first_token_s", d.to_first_token_s),
-        ("sleep", "sleep_s", d.sleep_s),
-        ("wake", "wake_s", d.wake_s),
-    ]
 }
 
 fn plain_table(header: Vec<String>, left_columns: usize) -> Table {

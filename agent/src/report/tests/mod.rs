@@ -1,6 +1,7 @@
 //! The report of synthetic runs against figures computed by other means.
 
 mod journal;
+mod load;
 mod odd;
 mod reference_run;
 

@@ -319,7 +319,13 @@ fn without_device_evidence_bytes_are_unknown() {
 }
 
 /// One sleep of A, started in this run, with bytes of our own.
-fn one_sleep(asked: Tier, before: Bytes, after: Bytes, kv: Option<u64>) -> Option<String> {
+fn one_sleep(
+    asked: Tier,
+    before: Bytes,
+    after: Bytes,
+    kv: Option<u64>,
+    fresh: Option<u64>,
+) -> Option<String> {
     let mut j = Journal::new();
     j.start("A", true, 20 * S, 50 * MS);
     j.step(CycleStep::Sleep { engine: "A".to_owned(), tier: asked }, |j| {
@@ -341,6 +347,11 @@ fn one_sleep(asked: Tier, before: Bytes, after: Bytes, kv: Option<u64>) -> Optio
             }
             (Outcome::Ok, None)
         });
+        // The sampler reads host memory again, or not.
+        if let Some(rss) = fresh {
+            j.engines[0].rss = rss;
+            j.advance(2 * S);
+        }
         Outcome::Ok
     });
     let mut journal = j.finish(Some(Outcome::Ok));
@@ -358,19 +369,24 @@ fn observed_level_follows_from_bytes_not_from_what_was_asked() {
     let gib = |n: u64| Some(n * GIB);
     let kv = gib(4);
     let awake = bytes(gib(34), gib(33), gib(2));
-    let seen = |asked, after| one_sleep(asked, awake, after, kv);
+    let seen = |asked, after| one_sleep(asked, awake, after, kv, gib(2));
     // 32 GiB gone and 28 of them in host memory: level 1, whatever was asked (a router dropped the level).
     assert_eq!(seen(Tier::Level2, bytes(gib(2), gib(1), gib(30))).as_deref(), Some("level1"));
     // Gone, and nowhere to be found: level 2.
     assert_eq!(seen(Tier::Level1, bytes(gib(2), gib(1), gib(2))).as_deref(), Some("level2"));
+    // The figure beside the phase was old, the next reading shows where the weights went. Without one: who knows.
+    let old = bytes(gib(2), gib(1), gib(2));
+    assert_eq!(one_sleep(Tier::Level1, awake, old, kv, gib(30)).as_deref(), Some("level1"));
+    assert_eq!(one_sleep(Tier::Level1, awake, old, kv, None), None);
     // Nothing gone: the engine is as it was. A neighbour that grew meanwhile does not hide it where pids are mapped.
     assert_eq!(seen(Tier::Level1, awake).as_deref(), Some("awake"));
     assert_eq!(seen(Tier::Level1, bytes(gib(2), gib(33), gib(2))).as_deref(), Some("awake"));
     // Only the KV cache.
     assert_eq!(seen(Tier::Level1, bytes(gib(30), gib(29), gib(2))).as_deref(), Some("parked"));
-    // No host figure: level 1 or 2, who knows. No KV size: nothing can be told.
-    assert_eq!(seen(Tier::Level1, bytes(gib(2), gib(1), None)), None);
-    assert_eq!(one_sleep(Tier::Level1, awake, bytes(gib(2), gib(1), gib(30)), None), None);
+    // No host figure: level 1 or 2. No KV size: nothing can be told.
+    let blind = bytes(gib(2), gib(1), None);
+    assert_eq!(one_sleep(Tier::Level1, bytes(gib(34), gib(33), None), blind, kv, gib(2)), None);
+    assert_eq!(one_sleep(Tier::Level1, awake, bytes(gib(2), gib(1), gib(30)), None, None), None);
 }
 
 #[test]
@@ -408,4 +424,26 @@ fn rehearsed_engine_has_no_cold_sleep() {
     assert_eq!(ours.sleeps.len(), 1);
     assert_eq!(ours.requests.verification.map(|v| v.by_purpose["rehearsal"]), Some(1));
     assert_eq!(ours.requests.executed, 2);
+}
+
+/// A short run at speed 20 with a failure in it, as people see it.
+#[test]
+fn table_of_a_failed_run() {
+    let mut j = Journal::new();
+    j.start("A", true, 10 * S, 50 * MS);
+    j.load("A", "baseline", 1, 2 * MS, 0);
+    j.cycle("A", Tier::Level1, 900 * MS, 88 * MS, 5 * MS);
+    j.start("B", true, 4 * S, 50 * MS);
+    let quick = Handoff { sleep: 67 * MS, wake: 11 * MS, first_token: MS, ..LEVEL1 };
+    j.window("AB-switch", |j| {
+        j.handoff("A", "B", false, quick);
+        j.handoff("B", "A", false, Handoff { wake_fails: true, ..quick });
+    });
+    j.plan(CycleStep::Activate { engine: "A".to_owned(), auto: true });
+    let mut journal = j.finish(Some(Outcome::Cancelled));
+    let Record::RunStarted { simulated: Some(s), .. } = &mut journal.entries[0].record else {
+        panic!("the first record starts the run")
+    };
+    (s.speed, s.host_scale) = (20.0, 8.0);
+    insta::assert_snapshot!(table(&report(&journal)));
 }

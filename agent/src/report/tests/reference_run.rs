@@ -356,7 +356,15 @@ fn comparison_scales_by_speed() {
     let measured = ours.models["A"].sleep["1"].sleep_s.expect("cycles").median;
     assert_eq!((sleep.wall_measured, sleep.ours_scaled), (measured, measured * 20.0));
     let rate = of("models.B.performance.baseline-4.output_tps");
-    assert_eq!(rate.ours_scaled, rate.wall_measured / 20.0);
+    assert!((rate.ours_scaled - rate.wall_measured / 20.0).abs() < 1e-9);
+    let cold = of("models.A.sleep.1.cold_sleep_s");
+    assert!((cold.reference - 18.467).abs() < 0.001 && cold.wall_measured > 10.0);
+    // Of a handoff only the engines' part runs at the simulation's speed.
+    let direction = &ours.switch.directions["A→B"];
+    let own = direction.overhead_s.expect("engines give a clock").median;
+    let handoff = of("switch.directions.A→B.to_first_token_s");
+    assert!((handoff.ours_scaled - (20.0 * (handoff.wall_measured - own) + own)).abs() < 1e-9);
+    assert!((handoff.reference - (1.817 - 0.23)).abs() < 0.001);
     assert_eq!(of("memory.rss_peak_gib.A").ours_scaled, 30.0 * 64.0);
     let residual = of("models.A.sleep.1.residual_gib");
     assert_eq!((residual.ours_scaled, residual.percent), (597.0 / 1024.0, 0.0));
