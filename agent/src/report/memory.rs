@@ -5,13 +5,15 @@
 //! holds of that series. A reading that failed is counted as
 //! missed and enters no figure.
 
-use super::models::{count, values};
+use super::models::{count, durations, values};
 use super::run::Run;
 use super::sleeps::{GIB, Sleep};
 use crate::journal::record::{HostSample, Sample};
 use hotbunk_api::report::{HostPeak, Memory, Sampling, Stat};
 use hotbunk_core::tier::Tier;
-use std::collections::BTreeMap;
+use hotbunk_core::time::Moment;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 /// Ending of the names of windows that belong to the `auto` series.
 const AUTO_WINDOW: &str = "-auto";
@@ -67,19 +69,19 @@ fn belongs(run: &Run<'_>, sample: &HostSample) -> bool {
 /// How the device was sampled.
 pub(super) fn sampling(run: &Run<'_>, samples: &[Sample]) -> Sampling {
     let counted = in_windows(run, samples);
-    let mut by_device: BTreeMap<&str, Vec<u64>> = BTreeMap::new();
-    for sample in &counted {
-        by_device.entry(&sample.device).or_default().push(sample.at.0);
-    }
-    let mut spacing = Vec::new();
-    for instants in by_device.values_mut() {
-        instants.sort_unstable();
-        spacing.extend(instants.windows(2).map(|pair| std::time::Duration::from_nanos(pair[1] - pair[0])));
-    }
+    let instants: BTreeSet<(&str, Moment)> = counted.iter().map(|s| (s.device.as_str(), s.at)).collect();
+    let mut in_order: Vec<(&str, Moment)> = samples.iter().map(|s| (s.device.as_str(), s.at)).collect();
+    in_order.sort_unstable();
+    // Neighbours among all samples, both of which count: the time between two windows is no interval.
+    let spacing: Vec<Duration> = in_order
+        .windows(2)
+        .filter(|pair| pair[0].0 == pair[1].0 && pair.iter().all(|s| instants.contains(s)))
+        .map(|pair| pair[1].1.since(pair[0].1))
+        .collect();
     let missed = counted.iter().filter(|s| s.used.is_none()).count();
     Sampling {
         source: run.device_source.map(str::to_owned),
-        interval_s: super::models::durations(&spacing),
+        interval_s: durations(&spacing),
         samples: count(counted.len() - missed),
         missed: count(missed),
     }

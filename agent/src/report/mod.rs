@@ -1,7 +1,7 @@
 //! Reports: pure functions of journal records.
 //!
 //! ```text
-//!  journal records ──► run (one run, put in order: planned steps, their operations, phases, probes, load)
+//!  journal records ──► read ──► run (planned steps, their operations, phases, probes, load)
 //!  of one run            │
 //!                        ├─► sleeps    every sleep with its evidence     ─┐
 //!                        ├─► models    restarts, sleep cycles, load       │
@@ -19,6 +19,7 @@ mod compare;
 mod handoffs;
 mod memory;
 mod models;
+mod read;
 mod reference;
 mod requests;
 mod run;

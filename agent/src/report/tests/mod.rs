@@ -4,6 +4,7 @@ mod journal;
 mod load;
 mod odd;
 mod reference_run;
+mod script;
 
 use super::switch_report;
 use hotbunk_api::report::{Stat, SwitchReport};

@@ -1,6 +1,7 @@
 //! Runs that did not go as planned, and runs that measured little.
 
-use super::journal::{GIB, Handoff, Journal, MS, S};
+use super::journal::{GIB, Journal, MS, S};
+use super::script::Handoff;
 use super::{assert_stat, report, summary};
 use crate::journal::record::{
     Bytes, CycleStep, EngineWork, Entry, OperationKind, Outcome, Phase, Record, RunEngine,

@@ -1,6 +1,7 @@
 //! The whole reference run, the `auto` series after it included.
 
-use super::journal::{GIB, Handoff, Journal, MIB, MS, S};
+use super::journal::{GIB, Journal, MIB, MS, S};
+use super::script::Handoff;
 use super::{assert_stat, report, summary};
 use crate::journal::record::{CycleStep, Entry, Outcome, Record};
 use crate::report::{Quantity, compare, reference, table};
@@ -201,7 +202,8 @@ fn bytes_come_back() {
     assert_eq!((sampling.samples + sampling.missed) as usize, inside.len());
     assert_eq!(sampling.missed as usize, inside.iter().filter(|s| s.used.is_none()).count());
     assert!(sampling.missed > 0);
-    assert_eq!(sampling.interval_s.map(|s| s.median), Some(0.1));
+    // The time between two windows is no interval.
+    assert_eq!(sampling.interval_s.map(|s| (s.median, s.max)), Some((0.1, 0.1)));
     assert!(matches!(journal.steps[53], CycleStep::Activate { auto: true, .. }));
     // The 50 GiB that A took in the auto series enter no other field.
     assert_eq!(ours.memory.rss_peak_gib["A"], Some(30.0));
@@ -274,6 +276,12 @@ fn every_path_of_the_reference_is_in_ours() {
     let ours = serde_json::to_value(report(&reference_run(true))).expect("a report is JSON");
     let theirs: Value = serde_json::from_str(include_str!("../reference.json")).expect("it is JSON");
     assert_same_paths(&theirs, &ours, "$");
+}
+
+#[test]
+fn built_in_reference_is_the_one_of_the_fixtures() {
+    let fixture = include_str!("../../../../tests/fixtures/reference/switch-report.json");
+    assert!(include_str!("../reference.json") == fixture, "report/reference.json is not the fixture");
 }
 
 /// Every path is there, and holds what the reference holds there: an object, a list as long, a number, a string.
