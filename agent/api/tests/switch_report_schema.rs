@@ -35,7 +35,8 @@ fn checked_in_schema_is_that_of_the_types() {
 #[test]
 fn reference_reads_as_our_type_and_comes_back_whole() {
     let reference = json(REFERENCE);
-    let report: SwitchReport = serde_json::from_value(reference.clone()).expect("the reference reads as ours");
+    let report: SwitchReport =
+        serde_json::from_value(reference.clone()).expect("the reference reads as ours");
     assert_eq!(report.status, Status::Pass);
     assert_eq!(report.requests.executed, 170);
     assert_eq!(report.switch.directions["A→B"].n, 10);
@@ -51,8 +52,11 @@ fn reference_satisfies_the_schema_and_a_broken_one_does_not() {
     if let Err(e) = validator.validate(&reference) {
         panic!("{}: {e}", e.instance_path());
     }
-    let report: SwitchReport = serde_json::from_value(reference.clone()).expect("the reference reads as ours");
-    validator.validate(&serde_json::to_value(report).expect("a report is JSON")).expect("so does what we write");
+    let report: SwitchReport =
+        serde_json::from_value(reference.clone()).expect("the reference reads as ours");
+    validator
+        .validate(&serde_json::to_value(report).expect("a report is JSON"))
+        .expect("so does what we write");
     reference["models"]["A"]["restart_warm"]["p95"] = Value::from("fast");
     assert!(!validator.is_valid(&reference));
 }

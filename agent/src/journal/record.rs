@@ -154,6 +154,12 @@ pub struct RunEngine {
     pub engine: String,
     /// Served model.
     pub model: String,
+    /// `max_model_len`, where it was known when the run began.
+    #[serde(default)]
+    pub context_tokens: Option<u32>,
+    /// Device bytes of its KV cache, where known: tells a release of the KV cache from a sleep.
+    #[serde(default)]
+    pub kv_bytes: Option<u64>,
 }
 
 /// A stage of a cycle, as planned.
@@ -387,6 +393,9 @@ pub enum Record {
         kv_gib: Option<f64>,
         /// Where the run is simulated.
         simulated: Option<SimulatedRun>,
+        /// Where device memory is read from: `nvml`, `simulated`, `none`.
+        #[serde(default)]
+        device_source: Option<String>,
     },
     /// A cycle's step is about to act.
     CycleStepBegan {

@@ -13,8 +13,8 @@ mod switch;
 pub use handoff::{Handoff, HandoffPlan, MemoryBytes, PhaseBar};
 pub use sleep::SleepRecord;
 pub use switch::{
-    AutoRequests, Direction, FailedStep, HostPeak, Memory, ModelReport, Performance, Requests, RestartReady, Run,
-    Sampling, Simulated, SleepReport, Status, Switch, SwitchReport, Verification, Window,
+    AutoRequests, Direction, FailedStep, HostPeak, Memory, ModelReport, Performance, Requests, RestartReady,
+    Run, Sampling, Simulated, SleepReport, Status, Switch, SwitchReport, Verification, Window,
 };
 
 use schemars::JsonSchema;
