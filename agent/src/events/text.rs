@@ -125,7 +125,11 @@ impl Display for Sentence<'_> {
                 write!(f, "cycle step {index} ended: {}", How(outcome))
             }
             Record::LoadRequest { index, round, error, began, ended, .. } => {
-                write!(f, "request of cycle step {index}, round {round}, after {}", Span(ended.since(*began)))?;
+                write!(
+                    f,
+                    "request of cycle step {index}, round {round}, after {}",
+                    Span(ended.since(*began))
+                )?;
                 match error {
                     Some(error) => write!(f, ": {error}"),
                     None => Ok(()),
