@@ -72,7 +72,9 @@ pub enum Incident {
         detail: String,
     },
     /// The engine is not in the state that the agent left it in.
-    #[error("engine {engine} should be {expected} and is {found}: somebody else has acted on it; it is being repaired")]
+    #[error(
+        "engine {engine} should be {expected} and is {found}: somebody else has acted on it; it is being repaired"
+    )]
     Drifted {
         /// Engine's name.
         engine: String,
@@ -196,7 +198,9 @@ pub enum Incident {
         pids: Vec<u32>,
     },
     /// The device cannot be read: what needs evidence is refused.
-    #[error("device {device} cannot be read, handoffs that need to see memory released are refused: {reason}")]
+    #[error(
+        "device {device} cannot be read, handoffs that need to see memory released are refused: {reason}"
+    )]
     NoEvidence {
         /// Device's name.
         device: String,
@@ -413,7 +417,9 @@ impl Incident {
     pub(super) fn level_of(code: &str) -> Level {
         match code {
             "crashed" | "start_failed" | "failed" | "canary_mismatch" | "wake_failed" | "wake_oom"
-            | "sleep_failed" | "stalled" | "wrong_identity" | "no_evidence" | "journal_failed" => Level::ERROR,
+            | "sleep_failed" | "stalled" | "wrong_identity" | "no_evidence" | "journal_failed" => {
+                Level::ERROR
+            }
             "device_restored" | "predecessor_stopped" => Level::INFO,
             _ => Level::WARN,
         }

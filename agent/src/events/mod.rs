@@ -176,6 +176,9 @@ struct Shared {
     stream: broadcast::Sender<Arc<Published>>,
     tracker: Mutex<Tracker>,
     journal_fails: AtomicBool,
+    /// Held from the commit to the last listener, so that the stream has the journal's order and a listener may go on
+    /// from the last `seq` it has seen.
+    order: tokio::sync::Mutex<()>,
 }
 
 impl std::fmt::Debug for Recorder {
@@ -194,6 +197,7 @@ impl Recorder {
             stream,
             tracker: Mutex::new(Tracker::default()),
             journal_fails: AtomicBool::new(false),
+            order: tokio::sync::Mutex::new(()),
         };
         Recorder { shared: Arc::new(shared) }
     }
@@ -213,10 +217,13 @@ impl Recorder {
             })
             .map(Row::encode)
             .collect::<Result<Arc<[Row]>, Error>>()
-            .inspect_err(|error| tracing::error!(error = error as &dyn std::error::Error, "an event is lost"))?;
+            .inspect_err(|error| {
+                tracing::error!(error = error as &dyn std::error::Error, "an event is lost")
+            })?;
         if rows.is_empty() {
             return self.shared.journal.commit(Vec::new()).await;
         }
+        let _order = self.shared.order.lock().await;
         let answer = self.shared.journal.commit_rows(Arc::clone(&rows)).await;
         self.shared.metrics.journal_commit(clock::now().since(at));
         self.say_journal(&answer);

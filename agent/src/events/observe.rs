@@ -153,14 +153,17 @@ impl Tracker {
                 }
             }
             Record::EngineWork { work } => {
-                let intervals =
-                    |work: &Vec<crate::journal::record::EngineWork>| work.iter().map(|w| (w.began, w.ended)).collect();
+                let intervals = |work: &Vec<crate::journal::record::EngineWork>| {
+                    work.iter().map(|w| (w.began, w.ended)).collect()
+                };
                 operation.work = Some(work.as_ref().map(intervals));
                 Self::overhead(operation, metrics);
             }
             Record::OperationEnded { outcome, accepted, first_token, .. } => {
                 metrics.operation_ended(operation.kind, outcome);
-                if let (Outcome::Ok, Some(first_token), Some(labels)) = (outcome, first_token, operation.labels()) {
+                if let (Outcome::Ok, Some(first_token), Some(labels)) =
+                    (outcome, first_token, operation.labels())
+                {
                     let took = uncovered(*accepted, *first_token, operation.drains.clone());
                     metrics.handoff(labels, took);
                     operation.succeeded = Some((*accepted, *first_token));
@@ -173,7 +176,9 @@ impl Tracker {
 
     /// Once both the end and the engines' work are known, whichever came last.
     fn overhead(operation: &mut Operation, metrics: &Metrics) {
-        let (Some((accepted, first_token)), Some(Some(work))) = (operation.succeeded, &operation.work) else { return };
+        let (Some((accepted, first_token)), Some(Some(work))) = (operation.succeeded, &operation.work) else {
+            return;
+        };
         let mut busy = work.clone();
         busy.extend(&operation.drains);
         if let Some(labels) = operation.labels() {

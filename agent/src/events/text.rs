@@ -33,15 +33,15 @@ impl Display for MaybeSize {
     }
 }
 
-/// A stretch of time in seconds, to the millisecond below a minute.
+/// A stretch of time in seconds: to the millisecond where it is measured, plain where it is a round number or long.
 pub(super) struct Span(pub(super) Duration);
 
 impl Display for Span {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        if self.0 < Duration::from_secs(60) {
-            write!(f, "{:.3} s", self.0.as_secs_f64())
-        } else {
+        if self.0.subsec_nanos() == 0 || self.0 >= Duration::from_secs(60) {
             write!(f, "{:.0} s", self.0.as_secs_f64())
+        } else {
+            write!(f, "{:.3} s", self.0.as_secs_f64())
         }
     }
 }
@@ -125,7 +125,11 @@ impl Display for Sentence<'_> {
                 write!(f, "cycle step {index} ended: {}", How(outcome))
             }
             Record::LoadRequest { index, round, error, began, ended, .. } => {
-                write!(f, "request of cycle step {index}, round {round}, after {}", Span(ended.since(*began)))?;
+                write!(
+                    f,
+                    "request of cycle step {index}, round {round}, after {}",
+                    Span(ended.since(*began))
+                )?;
                 match error {
                     Some(error) => write!(f, ": {error}"),
                     None => Ok(()),

@@ -203,3 +203,81 @@ impl Lanes {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hotbunk_core::time::Moment;
+
+    fn sample(n: u64) -> Sampled {
+        Sampled::Host(HostSample { at: Moment(n), wall: 0.0, engine: "A".into(), rss: None, pss: None })
+    }
+
+    fn commit() -> (Commit, oneshot::Receiver<Result<u64, Error>>) {
+        let (done, answer) = oneshot::channel();
+        (Commit { rows: Arc::new([]), done }, answer)
+    }
+
+    fn count(work: &Work) -> (&'static str, usize) {
+        match work {
+            Work::Commits(commits) => ("commits", commits.len()),
+            Work::Samples(samples) => ("samples", samples.len()),
+            Work::Flushed(waiting) => ("flushed", waiting.len()),
+            Work::Rest => ("rest", 0),
+            Work::Closed => ("closed", 0),
+        }
+    }
+
+    #[test]
+    fn commits_overtake_samples_and_a_flush_waits_for_both() {
+        let lanes = Lanes::new(1000, Duration::from_secs(3600));
+        lanes.samples((0..SAMPLE_BATCH as u64 + 10).map(sample));
+        let (done, _flushed) = oneshot::channel();
+        assert!(lanes.flush(done));
+        let (first, _one) = commit();
+        let (second, _two) = commit();
+        assert!(lanes.commit(first) && lanes.commit(second));
+        let now = Instant::now();
+        let order: Vec<_> = (0..5).map(|_| count(&lanes.next(now))).collect();
+        assert_eq!(
+            order,
+            [("commits", 2), ("samples", SAMPLE_BATCH), ("samples", 10), ("flushed", 1), ("rest", 0)]
+        );
+    }
+
+    #[test]
+    fn samples_wait_for_company_but_not_for_ever() {
+        let lanes = Lanes::new(1000, Duration::from_millis(20));
+        lanes.samples([sample(1)].into_iter());
+        // Far away: only the samples' own deadline can end the wait.
+        let work = lanes.next(Instant::now() + Duration::from_secs(600));
+        assert_eq!(count(&work), ("samples", 1));
+    }
+
+    #[test]
+    fn a_closed_lane_is_emptied_first_and_takes_nothing_more() {
+        let lanes = Lanes::new(1000, Duration::from_secs(3600));
+        lanes.samples([sample(1)].into_iter());
+        let (last, _answer) = commit();
+        assert!(lanes.commit(last));
+        lanes.close();
+        let (late, _late) = commit();
+        assert!(!lanes.commit(late));
+        lanes.samples([sample(2)].into_iter());
+        let far = Instant::now() + Duration::from_secs(600);
+        let order: Vec<_> = (0..3).map(|_| count(&lanes.next(far))).collect();
+        assert_eq!(order, [("commits", 1), ("samples", 1), ("closed", 0)]);
+        assert_eq!(lanes.dropped(), 1);
+    }
+
+    #[test]
+    fn whoever_waits_when_the_writer_ends_is_told() {
+        let lanes = Lanes::new(1000, Duration::from_secs(3600));
+        let (waiting, mut answer) = commit();
+        assert!(lanes.commit(waiting));
+        lanes.samples([sample(1)].into_iter());
+        lanes.abandon();
+        assert!(matches!(answer.try_recv(), Err(oneshot::error::TryRecvError::Closed)));
+        assert_eq!(lanes.dropped(), 1);
+    }
+}

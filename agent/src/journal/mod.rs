@@ -19,6 +19,8 @@
 //!   header, and that, too, is paid at rest.
 //! - **Commits overtake samples**, and samples go in small transactions so that a commit waits for at most one of them.
 //! - **Numbers go on.** `seq` and operation ids continue over restarts and over what retention has deleted.
+//! - **One writer.** The numbers are counted in memory, so a lock beside the file keeps a second agent away. (Beside it:
+//!   closing any other handle of the file itself would drop SQLite's own locks.)
 //! - **A bad file never stops the agent**, but a file that we must not touch does: a damaged one is set aside under
 //!   another name and said in the [`OpenReport`]; one by a newer Hotbunk, or by another program, is refused.
 
@@ -31,6 +33,8 @@ mod writer;
 
 #[cfg(test)]
 pub(crate) mod examples;
+#[cfg(test)]
+mod kill_tests;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -63,6 +67,22 @@ pub enum Error {
         path: PathBuf,
         /// SQLite's reason.
         source: Arc<rusqlite::Error>,
+    },
+    /// Another agent writes to the file.
+    #[error(
+        "the journal {path} is in use by another agent; stop that one, or give this one a state directory of its own"
+    )]
+    InUse {
+        /// The journal.
+        path: PathBuf,
+    },
+    /// The lock beside the file cannot be taken.
+    #[error("cannot lock {path}; its folder must exist and the agent must be allowed to write there")]
+    Lock {
+        /// The lock file.
+        path: PathBuf,
+        /// The system's reason.
+        source: Arc<std::io::Error>,
     },
     /// The file has a schema that this program does not know.
     #[error(
@@ -282,6 +302,8 @@ struct Shared {
     last_seq: AtomicU64,
     readers: Mutex<Vec<Reader>>,
     thread: Mutex<Option<JoinHandle<()>>>,
+    /// Held while the writer lives.
+    lock: Mutex<Option<std::fs::File>>,
 }
 
 /// A handle to the journal; clones share one writer. The file is closed when the last clone is dropped.
@@ -305,6 +327,7 @@ impl Journal {
     /// The same with settings. Blocks while the file is checked: call it before serving.
     pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<(Journal, OpenReport), Error> {
         let path = path.as_ref().to_owned();
+        let lock = schema::lock(&path)?;
         let (connection, report) = schema::open(&path)?;
         let lanes = Arc::new(Lanes::new(options.sample_lane, options.sample_delay));
         let writer = writer::Writer::new(connection, path.clone(), Arc::clone(&lanes), options, &report)?;
@@ -319,6 +342,7 @@ impl Journal {
             last_seq: AtomicU64::new(report.last_seq),
             readers: Mutex::new(Vec::new()),
             thread: Mutex::new(Some(thread)),
+            lock: Mutex::new(Some(lock)),
         };
         Ok((Journal { shared: Arc::new(shared) }, report))
     }
@@ -422,6 +446,7 @@ impl Shared {
             // A writer that panicked has said so on stderr; its waiters have been answered with `Closed`.
             drop(thread.join());
         }
+        drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner).take());
     }
 }
 

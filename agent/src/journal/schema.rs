@@ -4,6 +4,7 @@ use super::{Error, OpenReport};
 use crate::clock;
 use hotbunk_core::ids::OperationId;
 use rusqlite::{Connection, ErrorCode, OpenFlags, OptionalExtension, TransactionBehavior};
+use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -35,6 +36,24 @@ pub(super) fn open(path: &Path) -> Result<(Connection, OpenReport), Error> {
     report.migrated_from = (from != 0 && from != version_of(MIGRATIONS)).then_some(from);
     report.set_aside = set_aside;
     Ok((connection, report))
+}
+
+/// Takes the lock that keeps other agents away; it goes with the file that is returned, or with the process.
+pub(super) fn lock(journal: &Path) -> Result<File, Error> {
+    let path = with_suffix(journal, ".lock");
+    let fail = |source: std::io::Error| Error::Lock { path: path.clone(), source: Arc::new(source) };
+    let file = File::options().create(true).truncate(false).write(true).open(&path).map_err(fail)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(Error::InUse { path: journal.to_owned() }),
+        Err(TryLockError::Error(source)) => Err(fail(source)),
+    }
+}
+
+fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    PathBuf::from(name)
 }
 
 fn version_of(migrations: &[&str]) -> u32 {
@@ -127,20 +146,15 @@ fn migrate(connection: &mut Connection, path: &Path, from: u32, migrations: &[&s
 /// Renames the file and what belongs to it. Nothing is deleted: somebody may want to look at it.
 fn move_aside(path: &Path) -> Result<PathBuf, Error> {
     let time = clock::wall().strftime("%Y%m%dT%H%M%SZ").to_string();
-    let with = |path: &Path, suffix: &str| -> PathBuf {
-        let mut name = path.as_os_str().to_owned();
-        name.push(suffix);
-        PathBuf::from(name)
-    };
-    let mut aside = with(path, &format!(".damaged-{time}"));
+    let mut aside = with_suffix(path, &format!(".damaged-{time}"));
     for again in 2.. {
         if !aside.exists() {
             break;
         }
-        aside = with(path, &format!(".damaged-{time}-{again}"));
+        aside = with_suffix(path, &format!(".damaged-{time}-{again}"));
     }
     for suffix in ["", "-wal", "-shm"] {
-        let (from, to) = (with(path, suffix), with(&aside, suffix));
+        let (from, to) = (with_suffix(path, suffix), with_suffix(&aside, suffix));
         match std::fs::rename(&from, &to) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(source) => return Err(Error::SetAside { path: from, aside: to, source: Arc::new(source) }),

@@ -391,7 +391,20 @@ fn a_newer_file_and_a_foreign_one_are_refused_untouched() {
 fn a_folder_that_is_not_there_is_said() {
     let (dir, _) = place();
     let error = Journal::open(dir.path().join("no/such/journal.db")).expect_err("refused");
-    assert!(matches!(error, Error::Open { .. }), "{error:?}");
+    assert!(matches!(error, Error::Lock { .. }), "{error:?}");
+    assert!(error.to_string().contains("no/such/journal.db.lock"), "{error}");
+}
+
+#[tokio::test]
+async fn a_second_agent_is_kept_away_until_the_first_has_closed() {
+    let (_dir, path) = place();
+    let (first, _) = open(&path);
+    let refused = Journal::open_with(&path, options()).expect_err("in use");
+    assert!(matches!(refused, Error::InUse { .. }), "{refused:?}");
+    let clone = first.clone();
+    first.close().await;
+    open(&path).0.commit(vec![note(None, None, step(0))]).await.expect("commits");
+    drop(clone);
 }
 
 #[test]

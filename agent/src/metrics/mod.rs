@@ -28,8 +28,8 @@ use std::time::Duration;
 
 /// Upper bounds in seconds: five a decade, from a millisecond to ten minutes.
 const SECONDS: [f64; 30] = [
-    0.001, 0.0016, 0.0025, 0.004, 0.0063, 0.01, 0.016, 0.025, 0.04, 0.063, 0.1, 0.16, 0.25, 0.4, 0.63, 1.0, 1.6, 2.5,
-    4.0, 6.3, 10.0, 16.0, 25.0, 40.0, 63.0, 100.0, 160.0, 250.0, 400.0, 600.0,
+    0.001, 0.0016, 0.0025, 0.004, 0.0063, 0.01, 0.016, 0.025, 0.04, 0.063, 0.1, 0.16, 0.25, 0.4, 0.63, 1.0,
+    1.6, 2.5, 4.0, 6.3, 10.0, 16.0, 25.0, 40.0, 63.0, 100.0, 160.0, 250.0, 400.0, 600.0,
 ];
 /// The same for commits, which should take a fraction of a millisecond.
 const COMMIT_SECONDS: [f64; 12] =
@@ -112,11 +112,13 @@ impl Metrics {
         // The only error is an empty list of buckets; without buckets the exporter would fall back to summaries.
         let builder = PrometheusBuilder::new();
         let builder = builder.set_buckets(&SECONDS).unwrap_or_else(|_| PrometheusBuilder::new());
-        let builder =
-            builder.set_buckets_for_metric(commit, &COMMIT_SECONDS).unwrap_or_else(|_| PrometheusBuilder::new());
+        let builder = builder
+            .set_buckets_for_metric(commit, &COMMIT_SECONDS)
+            .unwrap_or_else(|_| PrometheusBuilder::new());
         let recorder = builder.build_recorder();
         for name in Name::ALL {
-            let (key, unit, help) = (name.as_str().into(), Some(name.unit()), SharedString::from(name.help()));
+            let (key, unit, help) =
+                (name.as_str().into(), Some(name.unit()), SharedString::from(name.help()));
             match name.kind() {
                 Kind::Counter => recorder.describe_counter(key, unit, help),
                 Kind::Gauge => recorder.describe_gauge(key, unit, help),
@@ -212,8 +214,7 @@ impl Metrics {
 
     /// Something happened that nobody asked for.
     pub fn incident(&self, code: &'static str, engine: Option<&str>) {
-        let labels =
-            vec![Label::from_static_parts("code", code), engine_label(engine.unwrap_or_default())];
+        let labels = vec![Label::from_static_parts("code", code), engine_label(engine.unwrap_or_default())];
         self.counter(Name::Incidents, labels).increment(1);
     }
 

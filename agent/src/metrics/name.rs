@@ -102,7 +102,9 @@ impl Name {
             | Name::Incidents
             | Name::SamplesMissed
             | Name::JournalDroppedSamples => Kind::Counter,
-            Name::Handoff | Name::HandoffOverhead | Name::HandoffPhase | Name::JournalCommit => Kind::Histogram,
+            Name::Handoff | Name::HandoffOverhead | Name::HandoffPhase | Name::JournalCommit => {
+                Kind::Histogram
+            }
             Name::BuildInfo
             | Name::Up
             | Name::EngineTier
@@ -149,7 +151,9 @@ impl Name {
         match self {
             Name::BuildInfo => "The agent's version; always 1.",
             Name::Up => "Whether the engine's process is there and was found ready: 1 or 0.",
-            Name::EngineTier => "1 for the tier that the engine is in, 0 for the others; all 0 while it is in none.",
+            Name::EngineTier => {
+                "1 for the tier that the engine is in, 0 for the others; all 0 while it is in none."
+            }
             Name::EngineGeneration => "Counts the engine's starts and wakes.",
             Name::EngineInFlight => "Requests running or waiting in the engine; absent while unknown.",
             Name::EngineDeviceBytes => {
@@ -159,11 +163,17 @@ impl Name {
             Name::EngineResidualBytes => {
                 "Device memory that the engine kept when it was last asleep at level 1 or 2; absent while unknown."
             }
-            Name::EngineHostBytes => "Resident host memory of the engine's process tree; absent while unknown.",
-            Name::EngineRestarts => "Processes started for the engine since the agent began, but for the first.",
+            Name::EngineHostBytes => {
+                "Resident host memory of the engine's process tree; absent while unknown."
+            }
+            Name::EngineRestarts => {
+                "Processes started for the engine since the agent began, but for the first."
+            }
             Name::CanaryMismatches => "Wakes after which the engine's tokens were not the recorded ones.",
             Name::Operations => "Operations that ended, by kind and outcome: ok, failed or cancelled.",
-            Name::Incidents => "What happened without being asked for, by code; no engine where none is concerned.",
+            Name::Incidents => {
+                "What happened without being asked for, by code; no engine where none is concerned."
+            }
             Name::Handoff => {
                 "From the acceptance of a handoff or activation to the incoming engine's first token, drain left out."
             }
@@ -176,7 +186,9 @@ impl Name {
             Name::DeviceReadingAge => "Time since the device's memory was last read.",
             Name::SamplesMissed => "Samples for which the device's memory could not be read.",
             Name::JournalCommit => "Time for which an event waited to be durable.",
-            Name::JournalDroppedSamples => "Samples that were not written: the journal was behind, or failed.",
+            Name::JournalDroppedSamples => {
+                "Samples that were not written: the journal was behind, or failed."
+            }
         }
     }
 }

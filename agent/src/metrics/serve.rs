@@ -27,7 +27,10 @@ pub async fn serve(
     shutdown: impl Future<Output = ()> + Send + 'static,
 ) -> Result<(), Error> {
     let router = Router::new().route("/metrics", get(page)).with_state(metrics);
-    axum::serve(listener, router).with_graceful_shutdown(shutdown).await.map_err(|error| Error(Arc::new(error)))
+    axum::serve(listener, router)
+        .with_graceful_shutdown(shutdown)
+        .await
+        .map_err(|error| Error(Arc::new(error)))
 }
 
 async fn page(State(metrics): State<Metrics>) -> impl IntoResponse {
