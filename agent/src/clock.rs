@@ -13,3 +13,8 @@ pub fn now() -> Moment {
 pub fn wall() -> jiff::Timestamp {
     jiff::Timestamp::now()
 }
+
+/// Now, in seconds since the Unix epoch.
+pub fn epoch() -> f64 {
+    wall().as_duration().as_secs_f64()
+}

@@ -7,7 +7,7 @@ mod engine;
 mod work;
 
 pub use engine::{EngineSlot, Facts, chain};
-pub use work::WorkLog;
+pub use work::{Called, WorkLog};
 
 use crate::clock;
 use crate::device::{AwaitOutcome, Sampler, Threshold, Unavailable};

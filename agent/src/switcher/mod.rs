@@ -1,0 +1,392 @@
+//! The one owner of the node's state (invariant I3).
+//!
+//! ```text
+//!   inputs ──► step(&mut node, event, now) ──► notes ──► journal (committed), metrics, log, board
+//!     ▲                                   └──► actions ──► hands ──┐
+//!     └─────────────────────────── done, exited, surveyed ─────────┘
+//! ```
+//!
+//! Everybody else reads: the newest state through a watch channel, operations through the [`Board`]. Nobody acts on
+//! such a snapshot; whoever wants something sends a command.
+
+mod board;
+mod notes;
+pub mod spec;
+
+pub use board::{Board, Client, Ended};
+pub use notes::{Admission, Around};
+
+use crate::clock;
+use crate::device::{FastGuard, Health};
+use crate::effects::{Hands, Purpose, WorkLog};
+use crate::events::{Context, Event as Recorded};
+use crate::journal::record::Record;
+use hotbunk_core::effect::{Action, Effect, Note, ProbeKind, StepResult, Ticket};
+use hotbunk_core::event::{By, Event, Request};
+use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
+use hotbunk_core::program::Step;
+use hotbunk_core::queue::Refusal;
+use hotbunk_core::state::Node;
+use hotbunk_core::step::step;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::{Mutex, mpsc, oneshot, watch};
+use tokio::time::{Instant, MissedTickBehavior};
+
+/// What reaches the owner.
+#[derive(Debug)]
+pub enum Input {
+    /// Something that happened.
+    Event(Event),
+    /// An action ended.
+    Done {
+        /// Which.
+        ticket: Ticket,
+        /// How.
+        result: StepResult,
+        /// Memory around it.
+        around: Around,
+    },
+    /// A command.
+    Submit {
+        /// What, by whom, for which run.
+        order: Order,
+        /// How it was received.
+        answer: oneshot::Sender<Admission>,
+    },
+    /// An operation should be given up.
+    Cancel {
+        /// Which.
+        id: OperationId,
+        /// Whether that was possible.
+        answer: oneshot::Sender<Result<(), Refusal>>,
+    },
+}
+
+/// A command with what belongs to it.
+#[derive(Debug, Clone)]
+pub struct Order {
+    /// What is asked.
+    pub request: Request,
+    /// By whom.
+    pub by: By,
+    /// The cycle run that it belongs to.
+    pub run: Option<String>,
+    /// Who asked over the control API, and under which id.
+    pub client: Option<Client>,
+}
+
+/// Access for everybody else.
+#[derive(Debug, Clone)]
+pub struct Handle {
+    inputs: mpsc::UnboundedSender<Input>,
+    node: watch::Receiver<Arc<Node>>,
+    board: Board,
+}
+
+impl Handle {
+    /// The state as it is now.
+    pub fn node(&self) -> Arc<Node> {
+        Arc::clone(&self.node.borrow())
+    }
+
+    /// Follows the state.
+    pub fn watch(&self) -> watch::Receiver<Arc<Node>> {
+        self.node.clone()
+    }
+
+    /// Operations, as the control API shows them.
+    pub fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Tells of something that happened.
+    pub fn tell(&self, event: Event) {
+        // An error means that the switcher has ended, and nobody is interested any more.
+        let _ = self.inputs.send(Input::Event(event));
+    }
+
+    /// Gives a command, and returns as soon as it is accepted or refused.
+    pub async fn submit(&self, order: Order) -> Admission {
+        let (answer, received) = oneshot::channel();
+        if self.inputs.send(Input::Submit { order, answer }).is_err() {
+            return Admission::Refused(Refusal::Closing);
+        }
+        received.await.unwrap_or(Admission::Refused(Refusal::Closing))
+    }
+
+    /// Gives an operation up.
+    ///
+    /// # Errors
+    /// It moves memory already, or is over.
+    pub async fn cancel(&self, id: OperationId) -> Result<(), Refusal> {
+        let (answer, received) = oneshot::channel();
+        self.inputs.send(Input::Cancel { id, answer }).map_err(|_| Refusal::Closing)?;
+        received.await.unwrap_or(Err(Refusal::Closing))
+    }
+
+    /// The end of an operation.
+    pub async fn wait(&self, id: OperationId) -> Option<Ended> {
+        self.board.ended(id).await
+    }
+}
+
+/// The owner.
+#[derive(Debug)]
+pub struct Switcher {
+    node: Node,
+    hands: Arc<Hands>,
+    inputs: mpsc::UnboundedReceiver<Input>,
+    publish: watch::Sender<Arc<Node>>,
+    board: Board,
+    runs: HashMap<OperationId, String>,
+    orders: HashMap<OperationId, Order>,
+    answers: HashMap<OperationId, oneshot::Sender<Admission>>,
+    cancels: HashMap<OperationId, oneshot::Sender<Result<(), Refusal>>>,
+    calls: HashMap<OperationId, Vec<crate::effects::Called>>,
+    work: Arc<Mutex<WorkLog>>,
+    fast: Option<FastGuard>,
+    reconcile: Duration,
+}
+
+impl Switcher {
+    /// An owner of this node. `inputs` is the other end of [`Hands::inputs`].
+    pub fn new(
+        node: Node,
+        hands: Arc<Hands>,
+        inputs: mpsc::UnboundedReceiver<Input>,
+        board: Board,
+        reconcile: Duration,
+    ) -> (Self, Handle) {
+        let (publish, watched) = watch::channel(Arc::new(node.clone()));
+        let handle = Handle { inputs: hands.inputs.clone(), node: watched, board: board.clone() };
+        let switcher = Switcher {
+            node,
+            hands,
+            inputs,
+            publish,
+            board,
+            runs: HashMap::new(),
+            orders: HashMap::new(),
+            answers: HashMap::new(),
+            cancels: HashMap::new(),
+            calls: HashMap::new(),
+            work: Arc::default(),
+            fast: None,
+            reconcile,
+        };
+        (switcher, handle)
+    }
+
+    /// Works until every sender of inputs is gone or `stop` says so.
+    pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
+        let mut ticks = tokio::time::interval(self.reconcile);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let due = self.node.next_deadline().map(|at| Instant::now() + at.since(clock::now()));
+            let wake = async {
+                match due {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                input = self.inputs.recv() => match input {
+                    Some(input) => self.take(input).await,
+                    None => return,
+                },
+                () = wake => self.happened(Event::Tick, Around::default()).await,
+                _ = ticks.tick() => self.look_around().await,
+                _ = stop.wait_for(|stop| *stop) => return,
+            }
+        }
+    }
+
+    async fn take(&mut self, input: Input) {
+        match input {
+            Input::Event(event) => self.happened(event, Around::default()).await,
+            Input::Done { ticket, result, around } => {
+                self.happened(Event::Done { ticket, result }, around).await;
+            }
+            Input::Submit { order, answer } => {
+                let id = self.node.number();
+                if let Some(run) = &order.run {
+                    self.runs.insert(id, run.clone());
+                }
+                self.answers.insert(id, answer);
+                let event = Event::Command { id, request: order.request.clone(), by: order.by };
+                self.orders.insert(id, order);
+                self.happened(event, Around::default()).await;
+            }
+            Input::Cancel { id, answer } => {
+                self.cancels.insert(id, answer);
+                self.happened(Event::Cancel(id), Around::default()).await;
+                // Nobody objected.
+                if let Some(answer) = self.cancels.remove(&id) {
+                    let _ = answer.send(Ok(()));
+                }
+            }
+        }
+    }
+
+    /// The periodic look: devices first, then the engines.
+    async fn look_around(&mut self) {
+        self.hands.refresh_owners();
+        for index in 0..self.node.devices.len() {
+            let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
+            let event = match (self.hands.sampler.health(device), self.hands.sampler.latest(device)) {
+                (Health::Lost { reason }, _) => Some(Event::DeviceLost { device, reason }),
+                (Health::Ok | Health::Degraded { .. }, Some(reading)) => {
+                    let reserved = self.hands.sampler.info(device).map_or(0, |i| i.reserved_bytes);
+                    let capacity = reading.total.saturating_sub(reserved);
+                    Some(Event::DeviceRead { device, capacity, used: reading.used })
+                }
+                _ => None,
+            };
+            if let Some(event) = event {
+                self.happened(event, Around::default()).await;
+            }
+        }
+        self.happened(Event::Tick, Around::default()).await;
+    }
+
+    /// One event: decided, made durable, acted on.
+    async fn happened(&mut self, event: Event, around: Around) {
+        let effects = step(&mut self.node, event, clock::now());
+        if effects.is_empty() {
+            return self.published();
+        }
+        let mut current = effects
+            .iter()
+            .find_map(|e| if let Effect::Note(note) = e { notes::operation_of(note) } else { None })
+            .or_else(|| self.node.operations.first().map(|op| op.id));
+        let mut batches: Vec<(Option<OperationId>, Vec<Recorded>)> = Vec::new();
+        let mut closed = Vec::new();
+        for effect in &effects {
+            let Effect::Note(note) = effect else { continue };
+            current = notes::operation_of(note).or(current);
+            if let Some(record) = notes::record(&self.node, note, around) {
+                match batches.last_mut() {
+                    Some((of, events)) if *of == current => events.push(record.into()),
+                    _ => batches.push((current, vec![record.into()])),
+                }
+            }
+            self.noted(note, around);
+            if let Note::Ended { id, accepted, .. } = note {
+                closed.push((*id, *accepted));
+            }
+        }
+        self.published();
+        for (operation, events) in batches {
+            let context = self.context(operation);
+            // The recorder has said so loudly; serving goes on without a journal.
+            drop(self.hands.recorder.record(&context, events).await);
+        }
+        for effect in effects {
+            match effect {
+                Effect::Note(_) => {}
+                Effect::Survey { engine, generation } => self.hands.survey(engine, generation),
+                Effect::Run { ticket, action } => {
+                    let purpose = self.purpose(ticket, &action);
+                    self.hands.run(ticket, action, purpose);
+                }
+            }
+        }
+        for (id, accepted) in closed {
+            self.close_operation(id, accepted);
+        }
+    }
+
+    fn published(&mut self) {
+        if self.node.operations.is_empty() {
+            self.fast = None;
+        } else if self.fast.is_none() {
+            self.fast = Some(self.hands.sampler.fast());
+        }
+        if **self.publish.borrow() != self.node {
+            self.publish.send_replace(Arc::new(self.node.clone()));
+        }
+    }
+
+    fn context(&self, operation: Option<OperationId>) -> Context {
+        let run = operation.and_then(|id| self.runs.get(&id).cloned());
+        Context { run, operation }
+    }
+
+    fn purpose(&self, ticket: Ticket, action: &Action) -> Purpose {
+        let op = self.node.operations.iter().find(|op| op.current.as_ref().is_some_and(|c| c.ticket == ticket));
+        let step = op.and_then(|op| op.current.as_ref()).map(|c| &c.step);
+        let probe = match step {
+            Some(Step::Probe { counted: true, .. }) => "probe",
+            Some(Step::Probe { kind: ProbeKind::LongCanary | ProbeKind::Canary, engine, .. })
+                if op.is_some_and(|op| op.program.contains(&Step::Rehearsed(*engine))) =>
+            {
+                "rehearsal"
+            }
+            _ => "canary",
+        };
+        let engine = self.node.engine(action.engine());
+        Purpose {
+            context: self.context(op.map(|op| op.id)),
+            probe,
+            capabilities: engine.capabilities,
+            device: engine.spec.devices.first().copied(),
+        }
+    }
+
+    /// Answers callers and keeps the board.
+    fn noted(&mut self, note: &Note, around: Around) {
+        let admission = match note {
+            Note::Accepted { id, .. } => Some((*id, Admission::Begun(*id))),
+            Note::Queued { id, .. } => Some((*id, Admission::Queued(*id))),
+            Note::Joined { id, to } => Some((*id, Admission::Joined(*to))),
+            Note::NothingToDo { id, because, .. } => Some((*id, Admission::Nothing(because.clone()))),
+            Note::Refused { id, refusal } => Some((*id, Admission::Refused(refusal.clone()))),
+            Note::NotCancelled { id, refusal } => {
+                if let Some(answer) = self.cancels.remove(id) {
+                    let _ = answer.send(Err(refusal.clone()));
+                }
+                None
+            }
+            Note::StepEnded { id, step: Step::Call { engine, .. }, .. } => {
+                if let Some(called) = self.called(*engine, note) {
+                    self.calls.entry(*id).or_default().push(called);
+                }
+                None
+            }
+            _ => None,
+        };
+        let order = notes::operation_of(note).and_then(|id| self.orders.get(&id));
+        self.board.note(&self.node, note, order, around);
+        if let Some((id, admission)) = admission {
+            if !matches!(admission, Admission::Queued(_)) {
+                self.orders.remove(&id);
+            }
+            if let Some(answer) = self.answers.remove(&id) {
+                // The caller may have gone.
+                let _ = answer.send(admission);
+            }
+        }
+    }
+
+    fn called(&self, engine: EngineId, note: &Note) -> Option<crate::effects::Called> {
+        let Note::StepEnded { step, .. } = note else { return None };
+        let engine = self.node.engine(engine).spec.name.clone();
+        Some(crate::effects::Called { engine, phase: notes::phase(step)?, ended: clock::now() })
+    }
+
+    /// What the engines did by their own clocks is collected beside the way; then the operation is over for everybody.
+    fn close_operation(&mut self, id: OperationId, accepted: hotbunk_core::time::Moment) {
+        let calls = self.calls.remove(&id).unwrap_or_default();
+        let context = self.context(Some(id));
+        self.runs.remove(&id);
+        let (hands, work, board) = (Arc::clone(&self.hands), Arc::clone(&self.work), self.board.clone());
+        tokio::spawn(async move {
+            let done = work.lock().await.collect(&hands, &calls, accepted, clock::now()).await;
+            drop(hands.recorder.record_one(&context, Record::EngineWork { work: done }).await);
+            board.over(id);
+        });
+    }
+}
