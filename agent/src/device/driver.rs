@@ -65,7 +65,7 @@ pub(super) fn spawn(
 /// An opened device.
 enum Handle<'a> {
     Nvml(nvml_wrapper::Device<'a>),
-    Ledger { path: &'a Path, look: &'a Look },
+    Ledger(&'a Look),
 }
 
 fn run(
@@ -130,13 +130,13 @@ fn open<'a>(
             let (device, info) = nvml::open(library, &spec.name, known.as_ref().unwrap_or(selector))?;
             Ok((Handle::Nvml(device), info))
         }
-        (Source::Ledger { path, look }, _) => Ok(open_ledger(&spec.name, path, look)?),
+        (Source::Ledger { look, .. }, _) => Ok(open_ledger(&spec.name, look)?),
         (Source::Nvml(_) | Source::None, _) => Err(Arc::new(Error::Ended)),
     }
 }
 
-fn open_ledger<'a>(name: &str, path: &'a Path, look: &'a Look) -> Result<(Handle<'a>, DeviceInfo), Error> {
-    let seen = look_into(name, path, look)?;
+fn open_ledger<'a>(name: &str, look: &'a Look) -> Result<(Handle<'a>, DeviceInfo), Error> {
+    let seen = look_into(name, look)?;
     let info = DeviceInfo {
         name: name.to_owned(),
         uuid: seen.uuid,
@@ -147,11 +147,11 @@ fn open_ledger<'a>(name: &str, path: &'a Path, look: &'a Look) -> Result<(Handle
         cuda: None,
         simulated: true,
     };
-    Ok((Handle::Ledger { path, look }, info))
+    Ok((Handle::Ledger(look), info))
 }
 
-fn look_into(name: &str, path: &Path, look: &Look) -> Result<LedgerLook, Error> {
-    look().map_err(|message| Error::Ledger { device: name.to_owned(), path: path.into(), message })
+fn look_into(name: &str, look: &Look) -> Result<LedgerLook, Error> {
+    look().map_err(|message| Error::Ledger { device: name.to_owned(), message })
 }
 
 fn read(name: &str, handle: &mut Handle<'_>, with_processes: bool) -> Result<Raw, Error> {
@@ -166,9 +166,8 @@ fn read(name: &str, handle: &mut Handle<'_>, with_processes: bool) -> Result<Raw
             let list = || nvml::processes(device).map(Arc::from).map_err(|e| e.to_string());
             Ok(Raw { at, used, free, total, processes: with_processes.then(list) })
         }
-        Handle::Ledger { path, look } => {
-            let LedgerLook { total_bytes: total, used_bytes: used, processes, .. } =
-                look_into(name, path, look)?;
+        Handle::Ledger(look) => {
+            let LedgerLook { total_bytes: total, used_bytes: used, processes, .. } = look_into(name, look)?;
             let list = processes.into_iter().map(|(pid, bytes)| Process { pid, bytes: Some(bytes) });
             let processes = with_processes.then(|| Ok(list.collect()));
             Ok(Raw { at, used, free: total.saturating_sub(used), total, processes })

@@ -3,7 +3,6 @@
 use super::source::Selector;
 use nvml_wrapper::error::NvmlError;
 use std::error::Error as _;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// Why a device cannot be opened or read.
@@ -52,12 +51,10 @@ pub enum Error {
         source: NvmlError,
     },
     /// The simulated ledger failed.
-    #[error("device `{device}`: the ledger {} cannot be read: {message}", path.display())]
+    #[error("device `{device}`: its ledger cannot be read: {message}")]
     Ledger {
         /// Name in the configuration.
         device: String,
-        /// The ledger's file.
-        path: PathBuf,
         /// What it said.
         message: String,
     },

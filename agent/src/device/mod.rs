@@ -9,9 +9,9 @@
 //!
 //! * **The driver thread** (`driver`) owns the NVML library and the opened devices. A call into a sick driver can
 //!   block for seconds, so it has a thread of its own and nobody waits for that thread without a limit.
-//! * **The sampler** (`sampler`, `schedule`) is the one task that asks it: 10 times a second at rest, 100 times while anybody
-//!   holds a [`FastGuard`], and at once when a fresh reading is wanted. It publishes the newest [`Reading`] and the
-//!   [`Health`] of every device, opens again what was lost (with back-off), and writes the samples' rows.
+//! * **The sampler** (`sampler`, `schedule`) is the one task that asks it: 10 times a second at rest, 100 times while
+//!   anybody holds a [`FastGuard`], and at once when a fresh reading is wanted. It publishes the newest [`Reading`] and
+//!   the [`Health`] of every device, opens again what was lost (with back-off), and writes the samples' rows.
 //! * **Readers** hold a [`Sampler`]: they look at the newest reading, ask for a fresh one, or wait for a condition.
 //!   Waiting is for readings *taken after the call began*: a number from before the operation proves nothing about it.
 //!
@@ -24,9 +24,12 @@ mod error;
 mod nvml;
 mod owners;
 mod reading;
+mod rows;
 mod sampler;
 mod schedule;
+mod simulated;
 mod source;
+mod watched;
 
 #[cfg(test)]
 mod tests;

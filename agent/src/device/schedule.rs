@@ -17,8 +17,10 @@
 use super::driver::{Job, Raw, Reply};
 use super::error::Error;
 use super::owners::Owners;
-use super::reading::{Cause, DeviceInfo, Health, Process, Reading, Unavailable};
+use super::reading::{Cause, DeviceInfo, Health, Reading, Unavailable};
+use super::rows::Rows;
 use super::sampler::Timing;
+use super::watched::Device;
 use crate::clock;
 use crate::journal::record::Sample;
 use hotbunk_core::time::Moment;
@@ -27,9 +29,6 @@ use std::sync::{Arc, PoisonError, RwLock, mpsc as blocking};
 use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
-
-/// As many rows make a batch full before its time is up.
-const FULL_BATCH: usize = 256;
 
 /// What a [`super::Sampler`] asks for.
 #[derive(Debug)]
@@ -40,92 +39,6 @@ pub(super) enum Command {
     Subscribe(mpsc::Sender<Vec<Sample>>),
     /// Send waiting rows now.
     Flush(oneshot::Sender<()>),
-}
-
-type Opened = Option<Result<DeviceInfo, Arc<Error>>>;
-
-/// A device as readers see it.
-#[derive(Debug)]
-pub(super) struct Channels {
-    pub(super) name: String,
-    pub(super) reading: watch::Receiver<Option<Reading>>,
-    pub(super) health: watch::Receiver<Health>,
-    pub(super) opened: watch::Receiver<Opened>,
-}
-
-/// A device as the sampler sees it.
-#[derive(Debug)]
-pub(super) struct Device {
-    name: String,
-    is_watched: bool,
-    is_open: bool,
-    reading: watch::Sender<Option<Reading>>,
-    health: watch::Sender<Health>,
-    opened: watch::Sender<Opened>,
-    /// Since when every read has failed.
-    failing_since: Option<Instant>,
-    /// The newest process list.
-    list: Option<(Arc<[Process]>, Moment)>,
-    /// Why there is none.
-    list_error: Option<String>,
-}
-
-impl Device {
-    /// Both sides of a device.
-    pub(super) fn new(name: &str, is_watched: bool) -> (Self, Channels) {
-        let (reading, readings) = watch::channel(None);
-        let (opened, openings) = watch::channel(None);
-        let health = match is_watched {
-            true => Health::Degraded { cause: Cause::Opening, since: clock::now() },
-            false => Health::NotWatched,
-        };
-        let (health, healths) = watch::channel(health);
-        let channels =
-            Channels { name: name.to_owned(), reading: readings, health: healths, opened: openings };
-        let device = Device {
-            name: name.to_owned(),
-            is_watched,
-            is_open: false,
-            reading,
-            health,
-            opened,
-            failing_since: None,
-            list: None,
-            list_error: None,
-        };
-        (device, channels)
-    }
-
-    fn is_lost(&self) -> bool {
-        matches!(*self.health.borrow(), Health::Lost { .. })
-    }
-
-    fn set_health(&self, health: Health) {
-        self.health.send_if_modified(|old| {
-            let is_news = *old != health;
-            if is_news {
-                tracing::info!(device = %self.name, health = health.as_str(), "{health}");
-                *old = health;
-            }
-            is_news
-        });
-    }
-
-    /// A degradation keeps its beginning while its cause stays the same.
-    fn degrade(&self, cause: Cause) {
-        let since = match &*self.health.borrow() {
-            Health::Degraded { cause: old, since } if *old == cause => *since,
-            _ => clock::now(),
-        };
-        self.set_health(Health::Degraded { cause, since });
-    }
-
-    fn lose(&mut self, reason: String) {
-        self.is_open = false;
-        self.failing_since = None;
-        self.list = None;
-        self.set_health(Health::Lost { reason });
-    }
 }
 
 /// The driver's thread, from here.
@@ -165,9 +78,7 @@ pub(super) struct Actor {
     retry_at: Option<Instant>,
     retry_delay: Duration,
 
-    subscribers: Vec<mpsc::Sender<Vec<Sample>>>,
-    rows: Vec<Sample>,
-    flush_at: Option<Instant>,
+    rows: Rows,
 }
 
 impl Actor {
@@ -200,9 +111,7 @@ impl Actor {
             lists_due: now,
             retry_at: None,
             retry_delay: timing.retry_first,
-            subscribers: Vec::new(),
-            rows: Vec::new(),
-            flush_at: None,
+            rows: Rows::new(timing.batch),
         }
     }
 
@@ -230,7 +139,7 @@ impl Actor {
                 () = at(slow_at) => self.on_slow(),
                 () = at(retry_at) => self.reopen(),
                 () = at(has_driver.then_some(self.next_tick)) => self.on_tick(),
-                () = at(self.flush_at) => self.flush(),
+                () = at(self.rows.due()) => self.rows.flush(),
             }
             self.dispatch();
         }
@@ -291,9 +200,9 @@ impl Actor {
 
     fn on_command(&mut self, command: Command) {
         match command {
-            Command::Subscribe(rows) => self.subscribers.push(rows),
+            Command::Subscribe(rows) => self.rows.subscribe(rows),
             Command::Flush(done) => {
-                self.flush();
+                self.rows.flush();
                 // Whoever asked may be gone.
                 let _ = done.send(());
             }
@@ -392,7 +301,7 @@ impl Actor {
             false => Vec::new(),
         };
         drop(owners);
-        self.row(index, reading.at, Some(reading.used), engines);
+        self.rows.push(&self.devices[index].name, reading.at, Some(reading.used), engines);
     }
 
     fn on_read_failed(&mut self, index: usize, error: &Error) {
@@ -454,38 +363,8 @@ impl Actor {
             let owners = self.owners.read().unwrap_or_else(PoisonError::into_inner);
             let engines = owners.attribute(None);
             drop(owners);
-            self.row(index, at, None, engines);
+            self.rows.push(&self.devices[index].name, at, None, engines);
         }
-    }
-
-    fn row(&mut self, index: usize, at: Moment, used: Option<u64>, engines: Vec<(String, Option<u64>)>) {
-        if self.subscribers.is_empty() {
-            return;
-        }
-        let age = clock::now().since(at).as_secs_f64();
-        let wall = clock::wall().as_nanosecond() as f64 / 1e9 - age;
-        self.rows.push(Sample { at, wall, device: self.devices[index].name.clone(), used, engines });
-        if self.rows.len() >= FULL_BATCH {
-            self.flush();
-        } else if self.flush_at.is_none() {
-            self.flush_at = Some(Instant::now() + self.timing.batch);
-        }
-    }
-
-    fn flush(&mut self) {
-        self.flush_at = None;
-        if self.rows.is_empty() {
-            return;
-        }
-        let rows = std::mem::take(&mut self.rows);
-        self.subscribers.retain(|subscriber| match subscriber.try_send(rows.clone()) {
-            Ok(()) => true,
-            Err(mpsc::error::TrySendError::Full(rows)) => {
-                tracing::warn!(rows = rows.len(), "device samples are lost: their reader does not keep up");
-                true
-            }
-            Err(mpsc::error::TrySendError::Closed(_)) => false,
-        });
     }
 }
 

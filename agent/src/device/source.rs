@@ -56,7 +56,7 @@ pub enum Source {
     Nvml(Selector),
     /// The simulated engines' shared ledger.
     Ledger {
-        /// The ledger's file, for messages.
+        /// The ledger's file, to show.
         path: PathBuf,
         /// Looks into it.
         look: Look,

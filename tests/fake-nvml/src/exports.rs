@@ -259,7 +259,10 @@ fn memory(handle: *mut c_void) -> Result<(Device, u64), Code> {
     };
     match device.memory_fails {
         Some(code) => Err(code),
-        None => Ok((device.clone(), device.used)),
+        None => {
+            let (used, _) = device.usage().map_err(|_| Code::Unknown)?;
+            Ok((device, used))
+        }
     }
 }
 
@@ -336,7 +339,7 @@ unsafe fn processes(handle: *mut c_void, count: *mut c_uint, infos: *mut Process
         }
         // SAFETY: not null, and the caller vouches for a number there.
         let room = unsafe { *count } as usize;
-        let mut processes = device.processes.clone();
+        let (_, mut processes) = device.usage().map_err(|_| Code::Unknown)?;
         if !infos.is_null() {
             let newcomers =
                 (0..device.grow_process_list).map(|i| Process { pid: 4_000_000 + i, bytes: Some(0) });

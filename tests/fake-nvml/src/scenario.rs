@@ -1,37 +1,20 @@
 //! What the library is to say.
 
+use hotbunk_sim::ledger::DeviceLedger;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 /// Why a scenario could not be read or written.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file could not be read or written.
-    Io(PathBuf, io::Error),
+    #[error("the fake NVML's file {} cannot be read or written", .0.display())]
+    Io(PathBuf, #[source] io::Error),
     /// The file is not a scenario.
-    Json(PathBuf, serde_json::Error),
-}
-
-impl std::fmt::Display for Error {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Error::Io(path, _) => {
-                write!(f, "the fake NVML's scenario {} cannot be read or written", path.display())
-            }
-            Error::Json(path, _) => write!(f, "{} is not a scenario of the fake NVML", path.display()),
-        }
-    }
-}
-
-impl std::error::Error for Error {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Error::Io(_, source) => Some(source),
-            Error::Json(_, source) => Some(source),
-        }
-    }
+    #[error("{} is not a scenario of the fake NVML", .0.display())]
+    Json(PathBuf, #[source] serde_json::Error),
 }
 
 /// An NVML return code that a scenario can ask for.
@@ -127,6 +110,41 @@ pub struct Device {
     pub slow_ms: u64,
     /// So many processes appear between the call that counts them and the one that lists them, each time.
     pub grow_process_list: u32,
+}
+
+impl Device {
+    /// A device that follows a simulated device's ledger, with its name, UUID and capacity.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn of_ledger(path: &Path) -> Result<Self, hotbunk_sim::ledger::Error> {
+        let header = DeviceLedger::open(path)?.header()?;
+        Ok(Device {
+            name: header.name,
+            uuid: header.uuid,
+            total: header.total_bytes,
+            ledger: Some(path.to_owned()),
+            ..Device::default()
+        })
+    }
+
+    /// Used bytes and processes as they are now: the scenario's, or the ledger's.
+    ///
+    /// # Errors
+    /// The ledger cannot be read.
+    pub fn usage(&self) -> Result<(u64, Vec<Process>), hotbunk_sim::ledger::Error> {
+        let Some(path) = &self.ledger else { return Ok((self.used, self.processes.clone())) };
+        let usage = DeviceLedger::open(path)?.usage()?;
+        let mut processes: Vec<Process> = Vec::new();
+        for allocation in &usage.allocations {
+            let pid = allocation.owner.pid;
+            match processes.iter_mut().find(|p| p.pid == pid) {
+                Some(process) => process.bytes = process.bytes.map(|bytes| bytes + allocation.bytes),
+                None => processes.push(Process { pid, bytes: Some(allocation.bytes) }),
+            }
+        }
+        Ok((usage.used(), processes))
+    }
 }
 
 /// Everything the library says.

@@ -1,90 +1,6 @@
-//! The sampler against the fake NVML through the real wrapper, and against a stand-in for the simulated ledger.
+//! Through the real NVML wrapper, against the fake library.
 
 use super::*;
-use crate::clock;
-use fake_nvml::{Code, Library, Scenario};
-use hotbunk_core::ids::DeviceId;
-use hotbunk_core::time::Moment;
-use std::collections::HashMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-const GIB: u64 = 1 << 30;
-const CARD: DeviceId = DeviceId(0);
-/// Far more than anything here takes, on a loaded machine too.
-const LONG: Duration = Duration::from_secs(20);
-
-fn timing() -> Timing {
-    let ms = Duration::from_millis;
-    Timing {
-        rest: ms(20),
-        fast: ms(5),
-        processes: ms(20),
-        slow_after: ms(300),
-        retry_first: ms(30),
-        retry_most: ms(60),
-        batch: ms(20),
-    }
-}
-
-/// A card with an odd number of bytes in use, so that rounding would show.
-fn card(uuid: &str, used: u64) -> fake_nvml::Device {
-    fake_nvml::Device {
-        name: "NVIDIA L20".into(),
-        uuid: uuid.into(),
-        total: 48 * GIB,
-        reserved: 3 * GIB + 7,
-        used,
-        ..fake_nvml::Device::default()
-    }
-}
-
-fn scenario(devices: Vec<fake_nvml::Device>) -> Scenario {
-    Scenario { devices, ..Scenario::default() }
-}
-
-/// A fake library of this test's own, with the sampler on it.
-struct Bench {
-    _dir: tempfile::TempDir,
-    library: Library,
-    sampler: Sampler,
-}
-
-impl Bench {
-    fn new(devices: Vec<fake_nvml::Device>, selectors: &[Selector], timing: Timing) -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let library = Library::install(dir.path(), &scenario(devices)).unwrap();
-        let sampler = on_library(library.path().into(), selectors, timing);
-        Bench { _dir: dir, library, sampler }
-    }
-
-    fn one(device: fake_nvml::Device) -> Self {
-        Bench::new(vec![device], &[Selector::Index(0)], timing())
-    }
-
-    fn set(&self, device: fake_nvml::Device) {
-        self.library.set(&scenario(vec![device])).unwrap();
-    }
-}
-
-fn on_library(library: PathBuf, selectors: &[Selector], timing: Timing) -> Sampler {
-    let spec = |(i, selector): (usize, &Selector)| DeviceSpec {
-        name: format!("gpu{i}"),
-        source: Source::Nvml(selector.clone()),
-    };
-    Sampler::spawn(selectors.iter().enumerate().map(spec).collect(), Some(library), timing).unwrap()
-}
-
-async fn until_health(sampler: &Sampler, device: DeviceId, what: impl Fn(&Health) -> bool) -> Health {
-    let mut changes = sampler.health_changes(device).unwrap();
-    let health = tokio::time::timeout(LONG, changes.wait_for(what)).await;
-    health.unwrap_or_else(|_| panic!("health is still {:?}", sampler.health(device))).unwrap().clone()
-}
-
-fn within(limit: Duration) -> Moment {
-    clock::now() + limit
-}
 
 #[tokio::test]
 async fn bytes_agree_to_the_byte_and_the_device_says_what_it_is() {
@@ -222,12 +138,19 @@ async fn a_device_that_comes_back_at_another_index_is_still_itself() {
 
 #[tokio::test]
 async fn passing_errors_degrade_and_lasting_ones_are_a_loss() {
+    let fails = fake_nvml::Device { memory_fails: Some(Code::Unknown), ..card("GPU-a", 5) };
     let bench = Bench::one(card("GPU-a", 5));
-    bench.sampler.read_now(CARD).await.unwrap();
-    bench.set(fake_nvml::Device { memory_fails: Some(Code::Unknown), ..card("GPU-a", 5) });
-    let fails = |h: &Health| matches!(h, Health::Degraded { cause: Cause::ReadsFail { .. }, .. });
-    let health = until_health(&bench.sampler, CARD, fails).await;
+    until_health(&bench.sampler, CARD, |h| *h == Health::Ok).await;
+    bench.set(fails.clone());
+    let passing = |h: &Health| matches!(h, Health::Degraded { cause: Cause::ReadsFail { .. }, .. });
+    let health = until_health(&bench.sampler, CARD, passing).await;
     assert!(matches!(health.evidence(), Evidence::Missing { .. }));
+    bench.set(card("GPU-a", 5));
+    until_health(&bench.sampler, CARD, |h| *h == Health::Ok).await;
+
+    let bench = Bench::new(vec![card("GPU-a", 5)], &[Selector::Index(0)], impatient());
+    until_health(&bench.sampler, CARD, |h| *h == Health::Ok).await;
+    bench.set(fails);
     until_health(&bench.sampler, CARD, |h| matches!(h, Health::Lost { .. })).await;
     bench.set(card("GPU-a", 5));
     until_health(&bench.sampler, CARD, |h| *h == Health::Ok).await;
@@ -235,24 +158,22 @@ async fn passing_errors_degrade_and_lasting_ones_are_a_loss() {
 
 #[tokio::test]
 async fn a_slow_driver_is_reported_and_blocks_no_reader() {
-    let bench = Bench::one(card("GPU-a", 5));
-    bench.sampler.read_now(CARD).await.unwrap();
+    let bench = Bench::new(vec![card("GPU-a", 5)], &[Selector::Index(0)], impatient());
+    until_health(&bench.sampler, CARD, |h| *h == Health::Ok).await;
     bench.set(fake_nvml::Device { slow_ms: 60_000, ..card("GPU-a", 4) });
     let slow = |h: &Health| matches!(h, Health::Degraded { cause: Cause::Slow, .. });
     let health = until_health(&bench.sampler, CARD, slow).await;
     assert!(matches!(health.evidence(), Evidence::Missing { .. }));
-    // The newest reading is still to be had, with its age; a fresh one is refused at once.
+    assert!(health.to_string().contains("the driver is slow"), "{health}");
+    // The newest reading is still to be had, with its age; a fresh one is refused.
     let latest = bench.sampler.latest(CARD).unwrap();
     assert_eq!(latest.used, 5);
-    assert!(latest.age(clock::now()) > timing().slow_after / 2);
+    assert!(latest.age(clock::now()) >= Duration::from_millis(100));
     assert!(matches!(bench.sampler.read_now(CARD).await, Err(Unavailable::Missing(_))));
     // Silence is not "not reached".
     let soon = within(Duration::from_millis(30));
     let outcome = bench.sampler.await_used(CARD, Threshold::AtMost(0), soon).await;
-    assert!(
-        matches!(&outcome, AwaitOutcome::NoEvidence { reason } if reason.contains("slow")),
-        "{outcome:?}"
-    );
+    assert!(matches!(outcome, AwaitOutcome::NoEvidence { .. }), "{outcome:?}");
     bench.set(card("GPU-a", 3));
     until_health(&bench.sampler, CARD, |h| *h == Health::Ok).await;
 }
@@ -328,129 +249,6 @@ async fn one_lost_device_does_not_take_the_others_evidence() {
 }
 
 #[tokio::test]
-async fn a_wait_is_reached_by_a_later_reading_or_times_out_with_the_last() {
-    let bench = Bench::one(card("GPU-a", 10 * GIB));
-    let soon = within(Duration::from_millis(100));
-    let outcome = bench.sampler.await_used(CARD, Threshold::AtMost(GIB), soon).await;
-    assert!(matches!(&outcome, AwaitOutcome::TimedOut { last } if last.used == 10 * GIB), "{outcome:?}");
-    let began = clock::now();
-    let waiting = {
-        let sampler = bench.sampler.clone();
-        tokio::spawn(async move { sampler.await_used(CARD, Threshold::AtMost(GIB), within(LONG)).await })
-    };
-    bench.set(card("GPU-a", GIB));
-    let outcome = waiting.await.unwrap();
-    assert!(
-        matches!(&outcome, AwaitOutcome::Reached { reading } if reading.used == GIB && reading.at >= began),
-        "{outcome:?}"
-    );
-}
-
-/// Used bytes, and bytes by process.
-type Contents = (u64, Vec<(u32, u64)>);
-
-/// A ledger of this process: what the simulated engines' file is, without the file.
-#[derive(Debug, Clone)]
-struct Stand(Arc<Mutex<Option<Contents>>>);
-
-impl Stand {
-    fn set(&self, used: u64, processes: &[(u32, u64)]) {
-        *self.0.lock().unwrap() = Some((used, processes.to_vec()));
-    }
-
-    fn spec(&self) -> DeviceSpec {
-        let stand = self.clone();
-        let look: Look = Arc::new(move || {
-            let contents = stand.0.lock().unwrap().clone().ok_or("no such file")?;
-            Ok(LedgerLook {
-                model: "simulated L20".into(),
-                uuid: "SIM-0".into(),
-                total_bytes: 44 * GIB,
-                used_bytes: contents.0,
-                processes: contents.1,
-            })
-        });
-        DeviceSpec { name: "sim".into(), source: Source::Ledger { path: "/run/sim/ledger".into(), look } }
-    }
-}
-
-#[tokio::test]
-async fn a_ledger_is_read_like_a_device_and_a_condition_that_holds_is_seen_at_once() {
-    let stand = Stand(Arc::default());
-    stand.set(3 * GIB, &[(5, 2 * GIB), (6, GIB)]);
-    // Slow ticks: only reading on demand can be quick.
-    let timing = Timing { rest: LONG, fast: LONG, ..Timing::default() };
-    let sampler = Sampler::spawn(vec![stand.spec()], None, timing).unwrap();
-    sampler.set_owners(HashMap::from([(5, "A".to_owned())]));
-    let info = sampler.opened(LONG).await.remove(0).1.unwrap();
-    assert!(info.simulated);
-    assert_eq!(info.usable_bytes(), 44 * GIB);
-    assert_eq!(info.runtime(), None);
-    let reading = sampler.read_now(CARD).await.unwrap();
-    assert_eq!((reading.used, reading.free), (3 * GIB, 41 * GIB));
-    assert_eq!(sampler.engine_bytes(&reading, "A"), Some(2 * GIB));
-    for _ in 0..20 {
-        let outcome = sampler.await_used(CARD, Threshold::AtLeast(3 * GIB), within(LONG)).await;
-        assert!(matches!(outcome, AwaitOutcome::Reached { .. }), "{outcome:?}");
-    }
-}
-
-#[tokio::test]
-async fn a_ledger_that_vanishes_is_lost_and_found_again() {
-    let stand = Stand(Arc::default());
-    let sampler = Sampler::spawn(vec![stand.spec()], None, timing()).unwrap();
-    let error = sampler.opened(LONG).await.remove(0).1.unwrap_err();
-    assert_eq!(error.sentence(), "device `sim`: the ledger /run/sim/ledger cannot be read: no such file");
-    stand.set(1, &[]);
-    until_health(&sampler, CARD, |h| *h == Health::Ok).await;
-    *stand.0.lock().unwrap() = None;
-    until_health(&sampler, CARD, |h| matches!(h, Health::Lost { .. })).await;
-    stand.set(2, &[]);
-    until_health(&sampler, CARD, |h| *h == Health::Ok).await;
-}
-
-#[tokio::test]
-async fn without_a_device_nothing_is_watched_and_nothing_is_claimed() {
-    let spec = DeviceSpec { name: "none".into(), source: Source::None };
-    let sampler = Sampler::spawn(vec![spec], None, timing()).unwrap();
-    assert!(sampler.opened(LONG).await.is_empty());
-    assert_eq!(sampler.evidence(CARD), Evidence::NotWatched);
-    let outcome = sampler.await_used(CARD, Threshold::AtMost(u64::MAX), within(LONG)).await;
-    assert_eq!(outcome, AwaitOutcome::NotWatched);
-    assert_eq!(sampler.read_now(CARD).await, Err(Unavailable::NotWatched));
-    // A device that the configuration does not have.
-    assert_eq!(sampler.health(DeviceId(9)), Health::NotWatched);
-}
-
-#[tokio::test]
-async fn the_rate_follows_the_guards() {
-    let stand = Stand(Arc::default());
-    stand.set(1, &[]);
-    let timing = Timing { rest: LONG, fast: Duration::from_millis(2), ..timing() };
-    let sampler = Sampler::spawn(vec![stand.spec()], None, timing).unwrap();
-    let mut readings = sampler.readings(CARD).unwrap();
-    let mut next = async || tokio::time::timeout(LONG / 4, readings.changed()).await;
-    // The first reading comes of itself; then, at rest, none.
-    next().await.unwrap().unwrap();
-    let (one, two) = (sampler.fast(), sampler.fast());
-    for _ in 0..10 {
-        next().await.unwrap().unwrap();
-    }
-    drop(one);
-    for _ in 0..10 {
-        next().await.unwrap().unwrap();
-    }
-    drop(two);
-    // At most one tick is still under way after the change; a read on demand proves that the rest has set in.
-    let reading = sampler.read_now(CARD).await.unwrap();
-    assert_eq!(reading.used, 1);
-    tokio::time::sleep(Duration::from_millis(60)).await;
-    let newest = sampler.latest(CARD).unwrap();
-    tokio::time::sleep(Duration::from_millis(60)).await;
-    assert_eq!(sampler.latest(CARD).unwrap(), newest);
-}
-
-#[tokio::test]
 async fn missed_samples_are_rows_without_bytes() {
     let bench = Bench::one(card("GPU-a", 5));
     bench.sampler.set_owners(HashMap::from([(7, "A".to_owned())]));
@@ -472,14 +270,54 @@ async fn missed_samples_are_rows_without_bytes() {
 }
 
 #[tokio::test]
-async fn the_task_ends_with_the_last_handle() {
-    let stand = Stand(Arc::default());
-    stand.set(1, &[]);
-    let sampler = Sampler::spawn(vec![stand.spec()], None, timing()).unwrap();
-    let mut rows = sampler.subscribe(64);
-    let guard = sampler.fast();
-    drop(sampler);
-    drop(guard);
-    let ended = async { while rows.recv().await.is_some() {} };
-    tokio::time::timeout(LONG, ended).await.unwrap();
+async fn a_wait_is_reached_by_a_later_reading_or_times_out_with_the_last() {
+    let bench = Bench::one(card("GPU-a", 10 * GIB));
+    assert_eq!(until_timed_out(&bench.sampler, Threshold::AtMost(GIB)).await.used, 10 * GIB);
+    let began = clock::now();
+    let waiting = {
+        let sampler = bench.sampler.clone();
+        tokio::spawn(async move { sampler.await_used(CARD, Threshold::AtMost(GIB), within(LONG)).await })
+    };
+    bench.set(card("GPU-a", GIB));
+    let outcome = waiting.await.unwrap();
+    assert!(
+        matches!(&outcome, AwaitOutcome::Reached { reading } if reading.used == GIB && reading.at >= began),
+        "{outcome:?}"
+    );
+}
+
+#[tokio::test]
+async fn no_samples_is_an_empty_list_and_proves_nothing_about_engines() {
+    let bench = Bench::one(fake_nvml::Device { processes_fail: Some(Code::NotFound), ..card("GPU-a", 5) });
+    bench.sampler.set_owners(HashMap::from([(7, "A".to_owned())]));
+    let reading = bench.sampler.read_now(CARD).await.unwrap();
+    assert_eq!(reading.processes.as_deref(), Some(&[][..]));
+    assert_eq!(bench.sampler.engine_bytes(&reading, "A"), None);
+    assert_eq!(bench.sampler.health(CARD), Health::Ok);
+}
+
+/// As an agent is started in end-to-end tests: the shared library itself, its scenario named by the environment. The
+/// environment of a running process cannot be changed safely, so the test runs itself again with it.
+#[test]
+fn the_environment_names_the_scenario() {
+    let variable = fake_nvml::locate::SCENARIO_VARIABLE;
+    if std::env::var_os(variable).is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("scenario.json");
+        scenario(vec![card("GPU-a", 77)]).save(&path).unwrap();
+        let name = "device::tests::nvml::the_environment_names_the_scenario";
+        let again = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name])
+            .env(variable, path)
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&again.stdout);
+        assert!(again.status.success() && said.contains("1 passed"), "{said}");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    runtime.block_on(async {
+        let sampler = on_library(fake_nvml::library().unwrap(), &[Selector::Index(0)], timing());
+        assert_eq!(sampler.read_now(CARD).await.unwrap().used, 77);
+    });
 }

@@ -1,0 +1,140 @@
+//! Starting the API server: bind, start the children, wait for the engine core, listen, serve, end.
+
+use super::link::{CoreState, Link};
+use super::metrics::Metrics;
+use super::shutdown::{Signals, end_core, until_the_end};
+use super::state::{Shared, State, lock};
+use crate::args::Settings;
+use crate::faults::{Fault, FaultKind, Faults};
+use crate::process::{Children, spawn_children};
+use axum::serve::ListenerExt;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, AtomicI64};
+use std::sync::{Arc, Mutex};
+use std::time::{SystemTime, UNIX_EPOCH};
+use tokio::net::TcpSocket;
+
+/// Runs the process.
+pub(crate) fn run(settings: Settings) -> ExitCode {
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => return fail(&format!("cannot start: {error}")),
+    };
+    let code = runtime.block_on(serve(settings));
+    // Handlers that still wait for the engine must not hold the exit up.
+    runtime.shutdown_background();
+    code
+}
+
+fn fail(message: &str) -> ExitCode {
+    super::log(&format!("ERROR api_server: {message}"));
+    ExitCode::FAILURE
+}
+
+async fn serve(settings: Settings) -> ExitCode {
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => return fail(&format!("cannot watch signals: {error}")),
+    };
+    let address = SocketAddr::new(settings.args.host, settings.args.port);
+    // vLLM binds before it loads anything and listens when it is ready.
+    let socket = match bind(address) {
+        Ok(socket) => socket,
+        Err(error) => return fail(&format!("OSError: cannot bind {address}: {error}")),
+    };
+    super::log(&format!("INFO api_server: vLLM API server version {} (simulated)", settings.args.version));
+    // The tracker's end of the pipe must live as long as this process.
+    let Children { mut core, tracker_pipe: _tracker_pipe } = match spawn_children() {
+        Ok(children) => children,
+        Err(error) => return fail(&format!("cannot start the engine core: {error}")),
+    };
+    let (Some(stdin), Some(stdout)) = (core.stdin.take(), core.stdout.take()) else {
+        return fail("the engine core has no pipes");
+    };
+    let metrics = Arc::new(Mutex::new(Metrics::new()));
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    let shared: Shared = Arc::new(State {
+        faults: Mutex::new(Faults::new(&settings.args.fault)),
+        link: Link::new(stdin, stdout, Arc::clone(&metrics)),
+        metrics,
+        load: AtomicI64::new(0),
+        is_shutting_down: AtomicBool::new(false),
+        created: since_epoch.as_secs(),
+        nonce: since_epoch.subsec_nanos().into(),
+        settings,
+    });
+    for fault in lock(&shared.faults).armed().iter().filter(|f| f.kind == FaultKind::FloodStderr) {
+        flood(*fault);
+    }
+    let core = Mutex::new(core);
+    let mut state = shared.link.state();
+    let settled = tokio::select! {
+        () = signals.wait(&shared) => None,
+        settled = state.wait_for(|s| *s != CoreState::Starting) => settled.ok().map(|s| s.clone()),
+    };
+    match settled {
+        Some(CoreState::Ready) => {}
+        None => {
+            end_core(&shared, &core);
+            return ExitCode::SUCCESS;
+        }
+        Some(CoreState::Failed(message)) => {
+            end_core(&shared, &core);
+            return fail(&format!("RuntimeError: Engine core initialization failed. {message}"));
+        }
+        Some(CoreState::Starting | CoreState::Dead) => {
+            end_core(&shared, &core);
+            return fail("RuntimeError: Engine core initialization failed. See root cause above.");
+        }
+    }
+    let listener = match socket.listen(2048) {
+        // Small chunks go out at once.
+        Ok(listener) => listener.tap_io(|stream| drop(stream.set_nodelay(true))),
+        Err(error) => {
+            end_core(&shared, &core);
+            return fail(&format!("cannot listen on {address}: {error}"));
+        }
+    };
+    super::log(&format!("INFO api_server: Starting vLLM server on http://{address}"));
+    super::log("INFO: Application startup complete.");
+    let state = shared.link.state();
+    tokio::select! {
+        result = async { axum::serve(listener, super::router(&shared)).await } => {
+            if let Err(error) = result {
+                super::log(&format!("ERROR api_server: {error}"));
+            }
+        }
+        () = until_the_end(&shared, &core, &mut signals, state) => {}
+    }
+    super::log("INFO: Application shutdown complete.");
+    // Whatever ended it, the code is 0: it tells nothing (fact 10 [run]).
+    ExitCode::SUCCESS
+}
+
+fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Fault `flood_stderr`: writes log lines as fast as they are taken, on a thread of its own.
+pub(crate) fn flood(fault: Fault) {
+    let bytes = (fault.arg.unwrap_or(16.0).max(0.0) * 1_048_576.0) as u64;
+    std::thread::spawn(move || {
+        let line = format!(
+            "(APIServer pid={}) DEBUG flood: {}\n",
+            std::process::id(),
+            "all work and no play ".repeat(8)
+        );
+        let mut left = bytes;
+        while left > 0 {
+            if std::io::stderr().write_all(line.as_bytes()).is_err() {
+                return;
+            }
+            left = left.saturating_sub(u64::try_from(line.len()).unwrap_or(u64::MAX));
+        }
+    });
+}

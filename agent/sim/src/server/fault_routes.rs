@@ -1,0 +1,50 @@
+//! `/sim/fault`: arming and clearing faults while the engine runs. The simulation's own route.
+
+use super::sleep::{first, query_pairs};
+use super::state::{Shared, lock};
+use crate::faults::{Fault, FaultKind};
+use crate::ipc::ToCore;
+use axum::Json;
+use axum::body::Bytes;
+use axum::extract::{RawQuery, State};
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use clap::ValueEnum;
+use serde_json::json;
+
+/// `POST /sim/fault {"kind":…,"arg":…,"count":…}`.
+pub(crate) async fn arm(State(shared): State<Shared>, body: Bytes) -> Response {
+    let fault: Fault = match serde_json::from_slice(&body) {
+        Ok(fault) => fault,
+        Err(error) => {
+            let body = json!({ "detail": format!("no fault: {error}") });
+            return (StatusCode::BAD_REQUEST, Json(body)).into_response();
+        }
+    };
+    lock(&shared.faults).arm(fault);
+    shared.link.send(&ToCore::ArmFault(fault));
+    if fault.kind == FaultKind::FloodStderr {
+        super::boot::flood(fault);
+    }
+    Json(json!({ "armed": fault })).into_response()
+}
+
+/// `DELETE /sim/fault[?kind=…]`.
+pub(crate) async fn clear(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
+    let pairs = query_pairs(query.as_deref());
+    let kind = match first(&pairs, "kind").map(|name| FaultKind::from_str(name, false)) {
+        None => None,
+        Some(Ok(kind)) => Some(kind),
+        Some(Err(error)) => {
+            return (StatusCode::BAD_REQUEST, Json(json!({ "detail": error }))).into_response();
+        }
+    };
+    lock(&shared.faults).clear(kind);
+    shared.link.send(&ToCore::ClearFault(kind));
+    StatusCode::OK.into_response()
+}
+
+/// `GET /sim/fault`: as they were armed; a one-shot that has struck is still listed.
+pub(crate) async fn list(State(shared): State<Shared>) -> Response {
+    Json(json!({ "faults": lock(&shared.faults).armed() })).into_response()
+}
