@@ -1,6 +1,7 @@
 //! What happened that nobody asked for: one variant for each cause, with its stable code and its sentence.
 
 use super::text::{Size, Span};
+use crate::journal::OpenReport;
 use crate::journal::record::Record;
 use hotbunk_core::tier::Tier;
 use std::time::Duration;
@@ -411,6 +412,12 @@ impl Incident {
             | Incident::DeviceRestored { device, .. } => Some(device),
             _ => None,
         }
+    }
+
+    /// What opening the journal found wrong, where it did: to be recorded first.
+    pub fn of_open(report: &OpenReport) -> Option<Incident> {
+        let (aside, reason) = report.set_aside.as_ref()?;
+        Some(Incident::JournalSetAside { aside: aside.display().to_string(), reason: reason.clone() })
     }
 
     /// How loud the log says an incident with this code.

@@ -1,11 +1,11 @@
-//! The journal against a real file: order, restarts, retention, bad files, old files.
+//! The journal against a real file: order, restarts, queries, samples.
 
 use super::examples::one_of_each;
-use super::record::{HostSample, Outcome, Record, Sample};
+use super::record::{Entry, HostSample, Outcome, Record, Sample};
 use super::*;
 use hotbunk_core::tier::Tier;
+use proptest::prelude::*;
 use rusqlite::Connection;
-use std::fs;
 use tempfile::TempDir;
 
 pub(super) fn options() -> Options {
@@ -25,12 +25,12 @@ pub(super) fn step(index: u32) -> Record {
     Record::CycleStepBegan { index }
 }
 
-fn sample(wall: f64, used: Option<u64>) -> Sample {
+pub(super) fn sample(wall: f64, used: Option<u64>) -> Sample {
     let engines = vec![("A".to_owned(), Some(5)), ("B".to_owned(), None)];
     Sample { at: Moment(wall.abs() as u64 * 1000), wall, device: "gpu0".into(), used, engines }
 }
 
-fn place() -> (TempDir, PathBuf) {
+pub(super) fn place() -> (TempDir, PathBuf) {
     let dir = tempfile::tempdir().expect("temporary folder");
     let path = dir.path().join("journal.db");
     (dir, path)
@@ -270,234 +270,80 @@ async fn kinds_of_the_future_are_skipped_and_counted() {
         "INSERT INTO entries (seq, at_ns, wall, boot, kind, body) VALUES (?1, 1, 1.0, 1, 'teleported', ?2)";
     raw.execute(add, (3, r#"{"kind":"teleported","engine":"A"}"#)).expect("inserts");
     raw.execute(add, (4, "not json")).expect("inserts");
+    // A known kind with a field of the future is read.
+    raw.execute(add, (5, r#"{"kind":"cycle_step_began","index":7,"colour":"blue"}"#)).expect("inserts");
     drop(raw);
     let (journal, report) = open(&path);
-    assert_eq!(report.last_seq, 4);
+    assert_eq!(report.last_seq, 5);
     journal.commit(vec![note(None, None, step(5))]).await.expect("commits");
     let page = journal.read(|reader| reader.entries(&Query::all())).await.expect("reads");
     let seqs: Vec<_> = page.entries.iter().map(|entry| entry.seq).collect();
-    assert_eq!((seqs.as_slice(), page.skipped, page.last_seq), ([1, 2, 5].as_slice(), 2, 5));
+    assert_eq!((seqs.as_slice(), page.skipped, page.last_seq), ([1, 2, 5, 6].as_slice(), 2, 6));
 }
 
+/// A query finds what a plain filter finds.
 #[tokio::test]
-async fn retention_deletes_by_age_whole_runs_and_never_a_number_twice() {
+async fn queries_against_brute_force() {
     let (_dir, path) = place();
-    let settings = Options {
-        keep_samples: Duration::from_secs(100),
-        keep_entries: Duration::from_secs(1000),
-        ..options()
-    };
-    let (connection, report) = schema::open(&path).expect("opens");
-    let lanes = Arc::new(Lanes::new(100, Duration::ZERO));
-    let mut writer =
-        writer::Writer::new(connection, path.clone(), Arc::clone(&lanes), settings, &report).expect("starts");
-    let run_started =
-        one_of_each().into_iter().find(|record| record.kind() == "run_started").expect("exists");
-    let at = |wall: f64, run: Option<&str>, record: Record| NewRecord { wall, ..note(run, Some(8), record) };
-    writer
-        .write_now(vec![
-            at(1.0, None, step(0)),
-            at(2.0, Some("old"), run_started.clone()),
-            at(3.0, Some("old"), step(1)),
-            at(4.0, Some("new"), run_started),
-            at(2000.0, Some("new"), Record::RunEnded { outcome: Outcome::Ok }),
-        ])
-        .expect("writes");
-    writer.sample_now(vec![sample(1850.0, Some(1)), sample(1950.0, Some(1))]);
-    assert!(writer.retain(2000.0).expect("retains"));
-    let reader = Reader::open(&path).expect("opens");
-    let left: Vec<_> =
-        reader.entries(&Query::all()).expect("reads").entries.iter().map(|entry| entry.seq).collect();
-    assert_eq!(left, [4, 5], "the run that ended late stays whole");
-    assert_eq!(reader.runs().expect("reads").len(), 1);
-    assert_eq!(reader.samples(&Span::Wall { from: 0.0, to: 1e9 }, None).expect("reads").len(), 1);
-    // Everything goes; the numbers stay.
-    assert!(writer.retain(1e6).expect("retains"));
-    assert!(reader.entries(&Query::all()).expect("reads").entries.is_empty());
-    drop((reader, writer));
-    let (_, report) = schema::open(&path).expect("opens");
-    assert_eq!((report.last_seq, report.next_operation), (5, OperationId(9)));
-}
-
-#[tokio::test]
-async fn retention_by_size_takes_samples_first_and_gives_pages_back() {
-    let (_dir, path) = place();
-    let settings = Options { max_bytes: 600 << 10, ..options() };
-    let (connection, report) = schema::open(&path).expect("opens");
-    let lanes = Arc::new(Lanes::new(100, Duration::ZERO));
-    let mut writer = writer::Writer::new(connection, path.clone(), lanes, settings, &report).expect("starts");
-    writer.write_now((0..1500).map(|index| note(None, None, step(index))).collect()).expect("writes");
-    let now = wall_seconds();
-    writer.sample_now((0..30_000).map(|n| sample(now - f64::from(n), Some(1))).collect());
-    assert!(writer.retain(now).expect("retains"));
-    let reader = Reader::open(&path).expect("opens");
-    assert_eq!(reader.entries(&Query::all()).expect("reads").entries.len(), 1500);
-    let samples = reader.samples(&Span::Wall { from: 0.0, to: now }, None).expect("reads");
-    assert!((100..20_000).contains(&samples.len()), "{} samples left", samples.len());
-    assert!(samples.last().is_some_and(|sample| sample.wall == now), "the latest stay");
-    drop((reader, writer));
-    let size = fs::metadata(&path).expect("exists").len();
-    assert!(size < 2 << 20, "{size} bytes after the last connection's checkpoint");
-}
-
-#[tokio::test]
-async fn a_damaged_file_is_set_aside_and_said() {
-    let (dir, path) = place();
     let (journal, _) = open(&path);
-    journal.commit((0..500).map(|index| note(None, None, step(index))).collect()).await.expect("commits");
-    journal.close().await;
-    let mut bytes = fs::read(&path).expect("reads");
-    for byte in &mut bytes[8192..16_384] {
-        *byte = 0xa5;
-    }
-    for damaged in [bytes, b"this was never a database, but it is long enough to look at".to_vec()] {
-        fs::write(&path, &damaged).expect("writes");
-        let (journal, report) = open(&path);
-        let (aside, reason) = report.set_aside.expect("set aside");
-        assert!(report.created && !reason.is_empty());
-        assert!(
-            aside.file_name().is_some_and(|name| name.to_string_lossy().starts_with("journal.db.damaged-"))
-        );
-        assert_eq!(fs::read(&aside).expect("kept"), damaged);
-        assert_eq!(journal.commit(vec![note(None, None, step(0))]).await.expect("commits"), 1);
-        journal.close().await;
-    }
-    let asides = fs::read_dir(dir.path()).expect("lists").filter_map(Result::ok);
-    let count = asides.filter(|file| file.file_name().to_string_lossy().contains(".damaged-")).count();
-    assert!(count >= 2, "the second does not overwrite the first");
-}
-
-#[test]
-fn a_newer_file_and_a_foreign_one_are_refused_untouched() {
-    let (_dir, path) = place();
-    drop(schema::open(&path).expect("opens"));
-    let raw = Connection::open(&path).expect("opens");
-    raw.pragma_update(None, "user_version", 99).expect("updates");
-    drop(raw);
-    let error = Journal::open(&path).expect_err("refused");
-    assert!(matches!(error, Error::Newer { found: 99, supported: 1, .. }));
-    assert!(error.to_string().contains("newer Hotbunk"), "{error}");
-
-    let foreign = path.with_file_name("other.db");
-    let raw = Connection::open(&foreign).expect("opens");
-    raw.execute_batch("CREATE TABLE theirs (a); INSERT INTO theirs VALUES (1);").expect("writes");
-    drop(raw);
-    let before = fs::read(&foreign).expect("reads");
-    assert!(matches!(Journal::open(&foreign), Err(Error::Foreign { .. })));
-    assert_eq!(fs::read(&foreign).expect("reads"), before);
-}
-
-#[test]
-fn a_folder_that_is_not_there_is_said() {
-    let (dir, _) = place();
-    let error = Journal::open(dir.path().join("no/such/journal.db")).expect_err("refused");
-    assert!(matches!(error, Error::Lock { .. }), "{error:?}");
-    assert!(error.to_string().contains("no/such/journal.db.lock"), "{error}");
-}
-
-#[tokio::test]
-async fn a_second_agent_is_kept_away_until_the_first_has_closed() {
-    let (_dir, path) = place();
-    let (first, _) = open(&path);
-    let refused = Journal::open_with(&path, options()).expect_err("in use");
-    assert!(matches!(refused, Error::InUse { .. }), "{refused:?}");
-    let clone = first.clone();
-    first.close().await;
-    open(&path).0.commit(vec![note(None, None, step(0))]).await.expect("commits");
-    drop(clone);
-}
-
-#[test]
-fn migrations_run_once_each_and_a_failing_one_leaves_the_file_as_it_was() {
-    let (_dir, path) = place();
-    let first = schema::MIGRATIONS[0];
-    let second = "ALTER TABLE entries ADD COLUMN device TEXT;";
-    let (raw, from) = schema::try_open(&path, &[first]).expect("opens");
-    assert_eq!(from, 0);
-    raw.execute_batch(
-        "INSERT INTO boots VALUES (1, 'b');
-         INSERT INTO entries (seq, at_ns, wall, boot, kind, body) VALUES (1, 1, 1.0, 1, 'x', '{}')",
-    )
-    .expect("writes");
-    drop(raw);
-    let broken = schema::try_open(&path, &[first, "ALTER TABLE entries ADD COLUMN device TEXT; NONSENSE;"]);
-    assert!(matches!(broken, Err(Error::Migrate { from: 1, to: 2, .. })), "{:?}", broken.err());
-    let (raw, from) = schema::try_open(&path, &[first, second]).expect("opens");
-    assert_eq!(from, 1);
-    let kept: (i64, Option<String>) = raw
-        .query_row("SELECT seq, device FROM entries", [], |row| Ok((row.get(0)?, row.get(1)?)))
-        .expect("reads");
-    assert_eq!(kept, (1, None));
-    drop(raw);
-    let (_, from) = schema::try_open(&path, &[first, second]).expect("opens");
-    assert_eq!(from, 2);
-}
-
-#[tokio::test]
-async fn a_disk_without_room_is_an_error_and_not_the_end() {
-    let (_dir, path) = place();
-    let (connection, report) = schema::open(&path).expect("opens");
-    let pages: i64 = connection.pragma_query_value(None, "page_count", |row| row.get(0)).expect("reads");
-    connection.pragma_update_and_check(None, "max_page_count", pages + 4, |_| Ok(())).expect("sets");
-    let lanes = Arc::new(Lanes::new(100, Duration::ZERO));
-    let mut writer =
-        writer::Writer::new(connection, path.clone(), lanes, options(), &report).expect("starts");
-    let many = |from: u32, count: u32| (from..from + count).map(|n| note(None, None, step(n))).collect();
-    let full = writer.write_now(many(0, 2000)).expect_err("no room");
-    assert!(matches!(full, Error::DiskFull { .. }), "{full:?}");
-    assert!(full.to_string().contains("no room left"), "{full}");
-    // Nothing of the batch is there, and the numbers have no hole.
-    assert_eq!(writer.write_now(many(0, 1)).expect("fits"), 1);
-}
-
-#[tokio::test]
-async fn a_read_only_file_is_an_error_of_its_own() {
-    let (_dir, path) = place();
-    let (connection, report) = schema::open(&path).expect("opens");
-    let lanes = Arc::new(Lanes::new(100, Duration::ZERO));
-    let mut writer =
-        writer::Writer::new(connection, path.clone(), lanes, options(), &report).expect("starts");
-    writer.connection.pragma_update(None, "query_only", true).expect("sets");
-    let refused = writer.write_now(vec![note(None, None, step(0))]).expect_err("read-only");
-    assert!(matches!(refused, Error::ReadOnly { .. }), "{refused:?}");
-}
-
-#[tokio::test]
-async fn work_at_rest_shrinks_the_wal_and_loses_nothing() {
-    let (_dir, path) = place();
-    let (connection, report) = schema::open(&path).expect("opens");
-    let lanes = Arc::new(Lanes::new(100, Duration::ZERO));
-    let mut writer =
-        writer::Writer::new(connection, path.clone(), lanes, options(), &report).expect("starts");
-    writer.write_now((0..3000).map(|n| note(None, None, step(n))).collect()).expect("writes");
-    let before = fs::metadata(&path).expect("exists").len();
-    writer.rest();
-    let after = fs::metadata(&path).expect("exists").len();
-    assert!(after > before, "the main file has taken over what was in the WAL: {before} → {after}");
-    let reader = Reader::open(&path).expect("opens");
-    assert_eq!(reader.entries(&Query::all()).expect("reads").entries.len(), 3000);
-}
-
-#[test]
-fn a_journal_of_the_first_schema_still_loads() {
-    let (_dir, path) = place();
-    let dump = include_str!("../../../tests/compat/journal-v1.sql");
-    let raw = Connection::open(&path).expect("opens");
-    raw.execute_batch(dump).expect("loads");
-    drop(raw);
-    let (journal, report) = open(&path);
-    assert_eq!((report.set_aside, report.next_operation), (None, OperationId(10)));
+    let kinds = one_of_each();
+    let news: Vec<_> = (0..200usize)
+        .map(|n| {
+            let run = [None, Some("x"), Some("y")][n % 3];
+            let operation = (n % 4 != 0).then_some((n % 7) as u64);
+            note(run, operation, kinds[n * 5 % kinds.len()].clone())
+        })
+        .collect();
+    let entries = news.iter().cloned().zip(1..).map(|(new, seq)| {
+        let NewRecord { at, wall, run, operation, record } = new;
+        Entry { seq, at, wall, run, operation, record }
+    });
+    let entries: Vec<_> = entries.collect();
+    journal.commit(news).await.expect("commits");
     let reader = journal.reader().expect("opens");
-    let page = reader.entries(&Query::all()).expect("reads");
-    let records: Vec<_> = page.entries.into_iter().map(|entry| entry.record).collect();
-    assert_eq!(page.skipped, 1, "the kind of the future that the dump holds");
-    let known = one_of_each();
-    assert_eq!(records.len(), 21);
-    for record in records {
-        assert!(known.contains(&record), "{record:?} has changed its meaning");
-    }
-    assert_eq!(reader.runs().expect("reads").len(), 1);
-    assert_eq!(reader.footprints().expect("reads").len(), 1);
-    assert_eq!(reader.samples(&Span::Wall { from: 0.0, to: 1e12 }, None).expect("reads").len(), 1);
-    assert_eq!(reader.host_samples(&Span::Wall { from: 0.0, to: 1e12 }, None).expect("reads").len(), 1);
+    let config = ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() };
+    proptest!(config, |(
+        run in prop::option::of(prop::sample::select(vec!["x", "y", "z"])),
+        operation in prop::option::of(0..8u64),
+        since in prop::option::of(0..220u64),
+        engine in prop::option::of(prop::sample::select(vec!["A", "B", "C"])),
+        kinds in prop::collection::vec(prop::sample::select(vec!["probe", "incident", "transition", "none"]), 0..3),
+        limit in prop::option::of((any::<bool>(), 0..30usize)),
+    )| {
+        let mut query = Query::all();
+        let mut expected: Vec<_> = entries.iter().collect();
+        if let Some(run) = run {
+            query = query.run(run);
+            expected.retain(|entry| entry.run.as_deref() == Some(run));
+        }
+        if let Some(operation) = operation {
+            query = query.operation(OperationId(operation));
+            expected.retain(|entry| entry.operation == Some(OperationId(operation)));
+        }
+        if let Some(seq) = since {
+            query = query.since(seq);
+            expected.retain(|entry| entry.seq > seq);
+        }
+        if let Some(engine) = engine {
+            query = query.engine(engine);
+            expected.retain(|entry| entry.record.engine() == Some(engine));
+        }
+        if !kinds.is_empty() {
+            query = kinds.iter().fold(query, |query, kind| query.kind(*kind));
+            expected.retain(|entry| kinds.contains(&entry.record.kind()));
+        }
+        match limit {
+            Some((true, count)) => {
+                query = query.first(count);
+                expected.truncate(count);
+            }
+            Some((false, count)) => {
+                query = query.last(count);
+                expected = expected.split_off(expected.len().saturating_sub(count));
+            }
+            None => {}
+        }
+        let found = reader.entries(&query).expect("reads");
+        prop_assert_eq!(found.entries.iter().collect::<Vec<_>>(), expected);
+    });
 }
