@@ -419,23 +419,28 @@ impl Config {
     /// releases of the agent. `None` for an index out of range.
     pub fn fingerprint(&self, engine: usize) -> Option<String> {
         let engine = self.engines.get(engine)?;
+        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.to_string_lossy().into_owned());
         let devices: Vec<String> = engine
             .devices
             .iter()
-            .filter_map(|&d| self.devices.get(d))
-            .map(|d| format!("{:?}", d.source))
+            .filter_map(|&device| self.devices.get(device))
+            .map(|device| match &device.source {
+                Source::Nvml(Selector::Uuid(uuid)) => format!("uuid {uuid}"),
+                Source::Nvml(Selector::Index(index)) => format!("index {index}"),
+                Source::Simulated { ledger } => format!("ledger {}", ledger.display()),
+                Source::None => "none".to_owned(),
+            })
             .collect();
         let facts = serde_json::json!([
             engine.model,
-            engine.aliases,
             engine.command,
             engine.env,
             engine.unset_env,
-            engine.cwd,
+            path(&engine.cwd),
             engine.host,
             engine.port,
             engine.api_key.as_ref().map(Secret::reveal),
-            engine.op_log,
+            path(&engine.op_log),
             devices,
         ]);
         Some(format!("{:016x}", fnv1a(facts.to_string().as_bytes())))

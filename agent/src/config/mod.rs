@@ -16,6 +16,7 @@ use toml::de::DeTable;
 
 mod check;
 pub mod checked;
+mod cron;
 pub mod cycle_plan;
 pub mod diagnostics;
 pub mod places;
@@ -109,7 +110,15 @@ fn read_document(
     for error in &errors {
         let span = error.span().unwrap_or(0..0);
         broken_lines.push(line_of(span.start));
-        problems.error("syntax", &span, "", format!("not TOML: {}", error.message().replace('\n', ", ")));
+        let message = error.message().replace('\n', ", ");
+        let help = match message.as_str() {
+            "duplicate key" => "keep one of the two",
+            text if text.contains("must be quoted") => "put the text in quotation marks",
+            text if text.contains("expected `\"`") => "close the text with a quotation mark",
+            text if text.contains("unclosed table") => "close the header with a bracket",
+            _ => "the mark is where TOML's rules are broken first; the cause may stand just before it",
+        };
+        problems.error("syntax", &span, "", format!("not TOML: {message}")).help(help);
     }
     inner.retain(|problem| problem.offset().is_none_or(|at| !broken_lines.contains(&line_of(at))));
     problems.append(inner);

@@ -599,7 +599,7 @@ impl OneEngine<'_, '_, '_> {
                 .error("out_of_range", &given.span, key, "an engine has at least one worker")
                 .help("leave it out");
         } else if command.is_readable() && given.value != read {
-            let message = format!("the command starts {read} workers, `workers` says {}", given.value);
+            let message = format!("the command says {read}, `workers` says {}", given.value);
             self.checking
                 .problems
                 .error("conflict", &given.span, key, message)

@@ -230,7 +230,7 @@ const PAIRS: &[Pair] = &[
             })
         },
         level2_only: true,
-        why: "this load format cannot reload weights, which a wake from level 2 needs (CONTRACT 1.3)",
+        why: "this load format cannot reload weights, which a wake from level 2 needs",
         help: NO_LEVEL2,
     },
     Pair {
@@ -244,7 +244,7 @@ const PAIRS: &[Pair] = &[
         names: &["--api-server-count", "-asc"],
         is_bad: more_than_one,
         level2_only: false,
-        why: "with several API servers pausing works in part of the modes only (CONTRACT 1.2)",
+        why: "with several API servers pausing works in part of the modes only",
         help: "use one API server",
     },
     Pair {
@@ -258,7 +258,7 @@ const PAIRS: &[Pair] = &[
         names: &["--shutdown-timeout"],
         is_bad: above_zero,
         level2_only: false,
-        why: "a sleeping engine cannot drain, so its stop takes the whole shutdown timeout (CONTRACT 5)",
+        why: "a sleeping engine cannot drain, so its stop takes the whole shutdown timeout",
         help: "leave the flag out",
     },
 ];

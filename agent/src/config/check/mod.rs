@@ -8,7 +8,6 @@ use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::str::FromStr;
 use std::time::Duration;
 
 use hotbunk_core::tier::Tier;
@@ -17,6 +16,7 @@ use super::checked::{
     Config, Device, Drain, GIB, Journal, LogFormat, MIB, Node, PlanRef, Policy, Sampling, Schedule, Selector,
     Simulated, Source, Strategy,
 };
+use super::cron;
 use super::cycle_plan::{self, CyclePlan};
 use super::diagnostics::Problems;
 use super::places::Facts;
@@ -59,6 +59,7 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
         simulated: checking.simulated(raw),
     };
     checking.unused_devices(raw, &config);
+    checking.graces(raw, &config);
     checking.awake_at_start(raw, &config);
     memory::check(&mut checking, raw, &config);
     (!config.engines.is_empty()).then_some(config)
@@ -82,9 +83,14 @@ pub(super) fn plan_files(raw: &RawConfig, config: &Config, problems: &mut Proble
                 format!("{line}{}", problem.message)
             });
             let message = format!("the cycle plan {} cannot be used: {reason}", path.display());
+            let more = match diagnostics.problems().len() {
+                0 | 1 => String::new(),
+                n => format!("; there are {} more problems in it", n - 1),
+            };
+            let help = first.and_then(|problem| problem.help.as_deref()).unwrap_or("correct the plan file");
             problems
                 .error("bad_plan", &written.span, format!("schedule[{i}].plan"), message)
-                .help(format!("`hotbunk-agent check {}` prints all that is wrong with it", path.display()));
+                .help(format!("{help}{more}"));
         }
     }
 }
@@ -399,6 +405,22 @@ impl Checking<'_> {
         }
     }
 
+    /// An engine's grace beyond the agent's own is never used up.
+    fn graces(&mut self, raw: &RawConfig, config: &Config) {
+        for (i, (raw, engine)) in raw.engine.get().into_iter().flatten().zip(&config.engines).enumerate() {
+            let Some(given) = raw.value.stop_grace.located() else { continue };
+            if engine.stop_grace > config.node.shutdown_grace {
+                let all = units::format_duration(config.node.shutdown_grace);
+                let message = format!(
+                    "this is longer than `shutdown_grace` of [node], {all}: a shutdown ends it early"
+                );
+                self.problems
+                    .warning("grace", &given.span, format!("engine[{i}].stop_grace"), message)
+                    .help("raise `shutdown_grace`, and TimeoutStopSec of the unit above it");
+            }
+        }
+    }
+
     fn ports_and_sockets(&mut self, raw: &RawConfig, node: &Node, engines: &[super::checked::Engine]) {
         if let (Some(metrics), Some(span)) = (node.metrics_listen, metrics_span(raw))
             && let Some(engine) =
@@ -531,10 +553,10 @@ impl Checking<'_> {
         }
         let cron = required(self.problems, &raw.cron, table, (&path, "cron"), "`cron = \"30 3 * * *\"`");
         if let Some(cron) = &cron
-            && let Err(error) = croner::Cron::from_str(&cron.value)
+            && let Err(error) = cron::check(&cron.value)
         {
             self.problems
-                .error("bad_cron", &cron.span, format!("{path}.cron"), format!("no cron expression: {error}"))
+                .error("bad_cron", &cron.span, format!("{path}.cron"), error.to_string())
                 .help("write minute, hour, day, month, weekday, as in \"30 3 * * *\" (daily at 03:30)");
         }
         let plan = required(self.problems, &raw.plan, table, (&path, "plan"), "`plan = \"reference\"`");

@@ -1,5 +1,6 @@
 //! From a plan to the flat list of steps that a run is made of.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -55,6 +56,7 @@ impl CyclePlan {
             steps: Vec::new(),
             states: vec![State::Unknown; engines.len()],
             started: vec![false; engines.len()],
+            unknown: BTreeSet::new(),
         };
         for (i, step) in self.steps.iter().enumerate() {
             expansion.add(&step.action, &step.span, &format!("step[{i}]"));
@@ -94,6 +96,8 @@ struct Expansion<'a> {
     steps: Vec<PlannedStep>,
     states: Vec<State>,
     started: Vec<bool>,
+    /// Names that were reported, each once.
+    unknown: BTreeSet<String>,
 }
 
 impl Expansion<'_> {
@@ -188,7 +192,7 @@ impl Expansion<'_> {
             _ => None,
         };
         let found = by_name.or(position.filter(|position| *position < self.engines.len()));
-        if found.is_none() {
+        if found.is_none() && self.unknown.insert(name.name.clone()) {
             let names = || self.engines.iter().map(String::as_str);
             let (message, help) = match position {
                 Some(_) => (

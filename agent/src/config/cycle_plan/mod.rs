@@ -31,6 +31,8 @@ use super::{read_document, read_text};
 
 mod expand;
 mod read;
+#[cfg(test)]
+mod tests;
 
 pub use expand::{Options, PlannedStep};
 
