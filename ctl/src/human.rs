@@ -87,7 +87,7 @@ fn format_instant(epoch_s: f64, format: &str) -> String {
     let timestamp = jiff::Timestamp::from_microsecond(micros as i64);
     timestamp.map_or_else(
         |_| UNKNOWN.to_owned(),
-        |t| jiff::Zoned::new(t, jiff::tz::TimeZone::system()).strftime(format).to_string(),
+        |t| t.to_zoned_datetime(jiff::tz::TimeZone::system()).strftime(format).to_string(),
     )
 }
 
