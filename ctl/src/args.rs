@@ -14,11 +14,18 @@ use std::path::PathBuf;
 pub(crate) struct Cli {
     /// The agent's control socket [default: control.sock in $RUNTIME_DIRECTORY, for root /run/hotbunk, else
     /// $XDG_RUNTIME_DIR/hotbunk]
-    #[arg(long, global = true, env = "HOTBUNK_SOCKET", value_name = "PATH", hide_env_values = true)]
+    #[arg(
+        long,
+        global = true,
+        display_order = 900,
+        env = "HOTBUNK_SOCKET",
+        value_name = "PATH",
+        hide_env_values = true
+    )]
     pub(crate) socket: Option<PathBuf>,
 
     /// Write JSON to stdout
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 901)]
     pub(crate) json: bool,
 
     #[command(subcommand)]

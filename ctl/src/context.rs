@@ -18,13 +18,24 @@ pub(crate) struct Context {
     awaited: RefCell<Option<Awaited>>,
 }
 
-/// Something that the agent has accepted (or may have).
+/// Something that has been asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Awaited {
-    /// An operation, by id.
-    Operation(String),
-    /// A cycle run, by id.
-    Run(String),
+pub(crate) struct Awaited {
+    /// What it is.
+    pub(crate) kind: AwaitedKind,
+    /// Its id.
+    pub(crate) id: String,
+    /// Whether the agent has said that it accepts it.
+    pub(crate) accepted: bool,
+}
+
+/// What can be waited for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AwaitedKind {
+    /// An operation.
+    Operation,
+    /// A cycle run.
+    Run,
 }
 
 impl Context {
@@ -46,9 +57,19 @@ impl Context {
         })
     }
 
+    /// From here on an interruption cannot say what became of this: the request is on its way.
+    pub(crate) fn ask_for(&self, kind: AwaitedKind, id: &str) {
+        *self.awaited.borrow_mut() = Some(Awaited { kind, id: id.to_owned(), accepted: false });
+    }
+
     /// From here on an interruption has to say that this goes on.
-    pub(crate) fn wait_for(&self, awaited: Awaited) {
-        *self.awaited.borrow_mut() = Some(awaited);
+    pub(crate) fn wait_for(&self, kind: AwaitedKind, id: &str) {
+        *self.awaited.borrow_mut() = Some(Awaited { kind, id: id.to_owned(), accepted: true });
+    }
+
+    /// It is over.
+    pub(crate) fn waited(&self) {
+        *self.awaited.borrow_mut() = None;
     }
 
     /// What is being waited for.

@@ -1,6 +1,6 @@
 //! How a command fails: one line, and an exit code.
 
-use crate::context::{Awaited, Context};
+use crate::context::{Awaited, AwaitedKind, Context};
 use crate::output::note;
 use crate::place;
 use hotbunk_api::client::Error;
@@ -62,17 +62,34 @@ impl Failure {
         self
     }
 
-    /// Ctrl-C.
+    /// Ctrl-C. Where nothing is left behind there is nothing to say: that is how `--watch` and `--follow` end.
     pub(crate) fn interrupted(awaited: Option<Awaited>) -> Self {
         let failure = |message: String| Failure::new(ExitCode::Interrupted, "interrupted", message);
-        match awaited {
-            None => failure("interrupted".to_owned()),
-            Some(Awaited::Operation(id)) => {
-                failure(format!("interrupted; operation {id} goes on")).help("`ctl status` shows it")
-            }
-            Some(Awaited::Run(id)) => failure(format!("interrupted; cycle run {id} goes on"))
-                .help(format!("`ctl cycle show {id}` shows it, `ctl cycle cancel {id}` ends it")),
+        let Some(Awaited { kind, id, accepted }) = awaited else {
+            return failure(String::new()).already_told();
+        };
+        let (what, help) = match kind {
+            AwaitedKind::Operation => (format!("operation {id}"), "`ctl status` shows it".to_owned()),
+            AwaitedKind::Run => (
+                format!("cycle run {id}"),
+                format!("`ctl cycle show {id}` shows it, `ctl cycle cancel {id}` ends it"),
+            ),
+        };
+        if accepted {
+            failure(format!("interrupted; {what} goes on")).help(help)
+        } else {
+            failure(format!("interrupted before the agent had answered; {what} may go on")).help(help)
         }
+    }
+
+    /// The agent may have accepted what was asked for, but its answer was lost. Under the same id it can be asked for
+    /// again without doing it twice.
+    #[must_use]
+    pub(crate) fn while_asking(mut self, id: &str) -> Self {
+        if self.exit == ExitCode::OutcomeUnknown {
+            self.help = Some(format!("the same command with `--id {id}` asks again without doing it twice"));
+        }
+        self
     }
 
     /// The agent went away, or did not answer, after it had accepted something.
@@ -116,10 +133,18 @@ impl Failure {
         self
     }
 
+    /// The exit code, before anything is said.
+    #[cfg(test)]
+    pub(crate) fn exit_code(&self) -> ExitCode {
+        self.exit
+    }
+
     /// Says it and gives the exit code.
     pub(crate) fn report(self, json: bool) -> ExitCode {
-        let help = self.help.as_deref().map_or_else(String::new, |help| format!("; {help}"));
-        note(format!("ctl: {}{help}", self.message));
+        if !self.message.is_empty() {
+            let help = self.help.as_deref().map_or_else(String::new, |help| format!("; {help}"));
+            note(format!("ctl: {}{help}", self.message));
+        }
         if json && !self.told {
             let document = match self.api {
                 Some(error) => serde_json::to_string_pretty(&ErrorBody { error: *error }),

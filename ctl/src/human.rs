@@ -2,6 +2,7 @@
 
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table};
+use hotbunk_api::words::Tier;
 
 /// What stands for a value that is not known.
 pub(crate) const UNKNOWN: &str = "–";
@@ -65,6 +66,17 @@ pub(crate) fn maybe_bytes(n: Option<u64>) -> String {
 /// Anything that may not be known.
 pub(crate) fn maybe(value: Option<impl ToString>) -> String {
     value.map_or_else(|| UNKNOWN.to_owned(), |v| v.to_string())
+}
+
+/// A tier as it stands in a sentence: `A is parked`, `A is at level1`.
+pub(crate) fn tier(tier: Tier) -> &'static str {
+    match tier {
+        Tier::Awake => "awake",
+        Tier::Parked => "parked",
+        Tier::Level1 => "at level1",
+        Tier::Level2 => "at level2",
+        Tier::Stopped => "stopped",
+    }
 }
 
 /// An instant in local time, to the millisecond.

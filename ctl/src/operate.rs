@@ -1,6 +1,6 @@
 //! Asking for an operation, waiting for it, saying how it ended: what `switch`, `sleep`, `wake`, … share.
 
-use crate::context::{Awaited, Context};
+use crate::context::{AwaitedKind, Context};
 use crate::failure::Failure;
 use crate::human;
 use crate::output::note;
@@ -52,10 +52,10 @@ pub(crate) async fn operate(
     let id = operating.id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
     let engine = request.engine().to_owned();
     // An interruption from here on leaves something behind: the request is on its way.
-    context.wait_for(Awaited::Operation(id.clone()));
+    context.ask_for(AwaitedKind::Operation, &id);
     let submitted = client.submit(&Submit { id: Some(id.clone()), request }).await;
-    let mut operation = submitted.map_err(|e| Failure::from(e).asked_for(&engine))?;
-    context.wait_for(Awaited::Operation(operation.id.clone()));
+    let mut operation = submitted.map_err(|e| Failure::from(e).asked_for(&engine).while_asking(&id))?;
+    context.wait_for(AwaitedKind::Operation, &operation.id);
     if operation.id != id {
         note(format!("joined operation {}, which does this already", operation.id));
     }
@@ -78,6 +78,7 @@ pub(crate) async fn operate(
         let ended = followed(client, end, |event| progress.event(event)).await;
         operation = ended.map_err(|e: Failure| e.while_waiting(&what))?;
     }
+    context.waited();
     finish(context, &operation)
 }
 
@@ -86,7 +87,10 @@ fn finish(context: &Context, operation: &Operation) -> Result<(), Failure> {
     if context.json {
         context.out.json(operation)?;
     }
-    let what = format!("{} of {}", operation.kind, operation.engine);
+    let what = match operation.kind {
+        OperationKind::Switch => format!("switch to {}", operation.engine),
+        kind => format!("{kind} of {}", operation.engine),
+    };
     match operation.state {
         State::Succeeded if context.json => Ok(()),
         State::Succeeded => context.out.line(outcome(operation)),
@@ -110,10 +114,8 @@ fn outcome(operation: &Operation) -> String {
     let leave = operation.plan.as_ref().and_then(|p| p.leave);
     let done = match operation.kind {
         OperationKind::Switch | OperationKind::Wake => format!("{engine} is awake"),
-        OperationKind::Sleep => match leave {
-            Some(tier) => format!("{engine} sleeps in {tier}"),
-            None => format!("{engine} sleeps"),
-        },
+        OperationKind::Sleep => leave
+            .map_or_else(|| format!("{engine} sleeps"), |tier| format!("{engine} is {}", human::tier(tier))),
         OperationKind::Start => format!("{engine} has started"),
         OperationKind::Restart => format!("{engine} has restarted"),
         OperationKind::Stop => format!("{engine} is stopped"),
@@ -125,7 +127,7 @@ fn outcome(operation: &Operation) -> String {
         parts.push(format!("first token after {}", human::seconds(s)));
     }
     if let (OperationKind::Switch, Some(from), Some(tier)) = (operation.kind, &operation.from, leave) {
-        parts.push(format!("{from} is in {tier}"));
+        parts.push(format!("{from} is {}", human::tier(tier)));
     }
     if operation.kind != OperationKind::Reset {
         parts.push(format!("done after {}", human::seconds(operation.elapsed_s)));
@@ -139,7 +141,7 @@ pub(crate) async fn await_run(context: &Context, run: CycleRun) -> Result<CycleR
         return Ok(run);
     }
     let client = context.client()?;
-    context.wait_for(Awaited::Run(run.id.clone()));
+    context.wait_for(AwaitedKind::Run, &run.id);
     let progress = Progress::new(&run.id);
     progress.run(&run);
     let end = async {
@@ -152,6 +154,7 @@ pub(crate) async fn await_run(context: &Context, run: CycleRun) -> Result<CycleR
         }
     };
     let ended = followed(client, end, |event| progress.event(event)).await;
+    context.waited();
     ended.map_err(|e: Failure| e.while_waiting(&format!("cycle run {}", run.id)))
 }
 

@@ -78,3 +78,27 @@ pub(crate) fn run_line(run: &CycleRun) -> String {
     let eta = run.eta_s.map_or_else(String::new, |s| format!(", {} to go", human::seconds(s)));
     format!("{} {}/{}: {doing}{eta}", run.plan, run.steps_done, run.steps_total)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn an_operation_shows_its_step_among_those_planned() {
+        let step = |index: u32, state: &str| json!({ "index": index, "phase": "wake", "engine": "B", "state": state, "began_s": 0.0 });
+        let planned = json!({ "sentence": "", "engine": "B", "eta_s": null });
+        let mut operation: Operation = serde_json::from_value(json!({
+            "id": "x", "kind": "switch", "engine": "B", "from": "A", "initiator": { "by": "agent" },
+            "state": "running", "steps": [step(0, "succeeded"), step(1, "running")], "accepted_at": 0.0,
+            "elapsed_s": 0.1, "eta_s": 0.314,
+            "plan": { "steps": [planned, planned, planned], "peaks": [] },
+        }))
+        .unwrap();
+        assert_eq!(operation_line(&operation), "switch A → B: wake on B (step 2 of 3), 0.31 s to go");
+        operation.state = State::Queued;
+        operation.steps.clear();
+        operation.eta_s = None;
+        assert_eq!(operation_line(&operation), "switch A → B: waits for its turn");
+    }
+}

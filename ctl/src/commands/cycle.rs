@@ -1,6 +1,6 @@
 //! `ctl cycle`: runs test cycles and shows them.
 
-use crate::context::{Awaited, Context};
+use crate::context::{AwaitedKind, Context};
 use crate::failure::Failure;
 use crate::human;
 use crate::operate::await_run;
@@ -76,9 +76,9 @@ async fn begin(context: &Context, plan: String, id: Option<String>, no_wait: boo
     let client = context.client()?;
     let id = id.unwrap_or_else(|| uuid::Uuid::now_v7().to_string());
     let source = plan_source(&plan)?;
-    context.wait_for(Awaited::Run(id.clone()));
-    let begun = client.run_cycle(&RunCycle { id: Some(id), plan: source }).await;
-    let run = begun.map_err(|e| Failure::from(e).asked_for(&plan))?;
+    context.ask_for(AwaitedKind::Run, &id);
+    let begun = client.run_cycle(&RunCycle { id: Some(id.clone()), plan: source }).await;
+    let run = begun.map_err(|e| Failure::from(e).asked_for(&plan).while_asking(&id))?;
     if no_wait {
         return if context.json { context.out.json(&run) } else { context.out.line(&run.id) };
     }
@@ -195,7 +195,7 @@ mod tests {
     fn a_name_is_a_plan_and_a_path_a_file() {
         assert_eq!(plan_source("quick"), Ok(PlanSource::Named { name: "quick".into() }));
         let missing = plan_source("/nowhere/plan").unwrap_err();
-        assert_eq!(missing.report(false), ExitCode::BadFile);
+        assert_eq!(missing.exit_code(), ExitCode::BadFile);
         assert!(plan_source("nowhere.toml").is_err());
     }
 }

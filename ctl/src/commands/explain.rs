@@ -6,7 +6,6 @@ use crate::human;
 use crate::words;
 use hotbunk_api::explain::{Alternative, ExplainRequest, Explanation, Peak, Plan, Verdict};
 use hotbunk_api::words::{Drain, Strategy, Tier};
-use std::fmt::Write;
 
 /// Arguments of `explain`.
 #[derive(Debug, clap::Args)]
@@ -79,7 +78,7 @@ fn render_plan(text: &mut String, explanation: &Explanation, plan: &Plan) {
     let mut how = Vec::new();
     how.extend(plan.order.map(|order| order.to_string()));
     if let (Some(from), Some(leave)) = (&explanation.from, plan.leave) {
-        how.push(format!("leaves {from} in {leave}"));
+        how.push(format!("leaves {from} {}", human::tier(leave)));
     }
     how.extend(plan.strategy.map(|strategy| format!("strategy {strategy}")));
     push(text, format_args!("{from}{}: {}", explanation.engine, how.join(", ")));
@@ -124,6 +123,6 @@ fn peaks(peaks: &[Peak]) -> String {
 }
 
 fn push(text: &mut String, line: std::fmt::Arguments<'_>) {
-    // Writing to a String cannot fail.
-    drop(writeln!(text, "{line}"));
+    text.push_str(&line.to_string());
+    text.push('\n');
 }

@@ -18,9 +18,9 @@ pub(crate) struct Args {
 /// How to write a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Format {
-    /// `switch-report.json`
+    // As `switch-report.json` holds it.
     Json,
-    /// For people
+    // For people.
     Table,
 }
 

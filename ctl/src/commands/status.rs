@@ -32,6 +32,9 @@ pub(crate) async fn run(context: &Context, args: Args) -> Result<(), Failure> {
     }
     let mut events = pin!(client.events(None).await?);
     let mut streaming = true;
+    if !context.json && Output::is_terminal() {
+        context.out.bytes(b"\x1b[2J")?;
+    }
     while !context.out.is_closed() {
         let status = client.status().await?;
         if context.json {
