@@ -473,10 +473,8 @@ async fn every_documented_route_is_served() {
     {
         let method = if route.method() == Method::Get { "GET" } else { "POST" };
         let (_, answer) = server.raw(method, &route.path_with("A"), "", "{}").await;
-        assert!(
-            !answer.contains("no_route") && !answer.contains("method_not_allowed"),
-            "{route:?}: {answer}"
-        );
+        let missing = [r#"{"code":"no_route""#, r#"{"code":"method_not_allowed""#];
+        assert!(!missing.iter().any(|code| answer.contains(code)), "{route:?}: {answer}");
     }
     let document = server.raw("GET", "/v1/openapi.json", "", "").await.1;
     assert!(document.contains(r#""openapi":"3.1.0""#));

@@ -1,0 +1,91 @@
+//! The command line.
+
+use crate::commands::{
+    check, completions, cycle, explain, journal, logs, man, report, reset, restart, sleep, start, status,
+    stop, switch, wake,
+};
+use clap::{Parser, Subcommand};
+use hotbunk_api::error::ExitCode;
+use std::path::PathBuf;
+
+/// Operate Hotbunk's agent: which engine is awake, test cycles, reports
+#[derive(Debug, Parser)]
+#[command(name = "ctl", version, after_help = exit_codes(), subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// The agent's control socket [default: control.sock in $RUNTIME_DIRECTORY, for root /run/hotbunk, else
+    /// $XDG_RUNTIME_DIR/hotbunk]
+    #[arg(
+        long,
+        global = true,
+        display_order = 900,
+        env = "HOTBUNK_SOCKET",
+        value_name = "PATH",
+        hide_env_values = true
+    )]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Write JSON to stdout
+    #[arg(long, global = true, display_order = 901)]
+    pub(crate) json: bool,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show devices, engines and what is going on
+    Status(status::Args),
+    /// Make an engine the one that is awake
+    Switch(switch::Args),
+    /// Show what a switch would do, the alternatives, and what would make it faster
+    Explain(explain::Args),
+    /// Put an engine to sleep
+    Sleep(sleep::Args),
+    /// Wake an engine beside what is awake
+    Wake(wake::Args),
+    /// Start a stopped engine
+    Start(start::Args),
+    /// Stop an engine and its whole process tree
+    Stop(stop::Args),
+    /// Stop and start an engine
+    Restart(restart::Args),
+    /// Let a failed engine start again
+    Reset(reset::Args),
+    /// Run test cycles
+    Cycle(cycle::Args),
+    /// Show the switch report of a cycle run
+    Report(report::Args),
+    /// Show the journal: every transition, phase and probe
+    Journal(journal::Args),
+    /// Show an engine's log
+    Logs(logs::Args),
+    /// Look for what is wrong with the node
+    Doctor,
+    /// Check a configuration file without applying it
+    Check(check::Args),
+    /// Write a shell's completion script to stdout
+    Completions(completions::Args),
+    /// Write manual pages
+    Man(man::Args),
+}
+
+fn exit_codes() -> String {
+    let mut text = "Exit codes:\n".to_owned();
+    for (code, meaning) in ExitCode::MEANINGS {
+        text.push_str(&format!("  {:>3}  {meaning}\n", code.number()));
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+}

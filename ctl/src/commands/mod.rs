@@ -1,0 +1,19 @@
+//! One file a subcommand.
+
+pub(crate) mod check;
+pub(crate) mod completions;
+pub(crate) mod cycle;
+pub(crate) mod doctor;
+pub(crate) mod explain;
+pub(crate) mod journal;
+pub(crate) mod logs;
+pub(crate) mod man;
+pub(crate) mod report;
+pub(crate) mod reset;
+pub(crate) mod restart;
+pub(crate) mod sleep;
+pub(crate) mod start;
+pub(crate) mod status;
+pub(crate) mod stop;
+pub(crate) mod switch;
+pub(crate) mod wake;
