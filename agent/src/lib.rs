@@ -3,7 +3,9 @@
 pub mod clock;
 pub mod config;
 pub mod control;
+pub mod cycle;
 pub mod device;
+pub mod effects;
 pub mod engine;
 pub mod events;
 pub mod host;
@@ -11,3 +13,5 @@ pub mod journal;
 pub mod metrics;
 pub mod process;
 pub mod report;
+pub mod switcher;
+pub mod translate;

@@ -106,7 +106,7 @@ impl EngineSlot {
             env: c.env.clone(),
             unset_env: c.unset_env.clone(),
             cwd: c.cwd.clone(),
-            log: LogPolicy { max_bytes: c.log.max_bytes, keep: c.log.keep },
+            log: LogPolicy { max_bytes: c.log.max_bytes, keep: usize::try_from(c.log.keep).unwrap_or(usize::MAX) },
             grace: c.stop_grace,
         };
         let process = shims.spawn(launch).await.map_err(|e| chain(&e))?;

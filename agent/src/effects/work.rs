@@ -106,5 +106,17 @@ fn within(record: OpRecord, from: Moment, to: Moment) -> Option<EngineWork> {
 }
 
 fn word(op: Op) -> &'static str {
-    op.as_str()
+    match op {
+        Op::Start => "start",
+        Op::Drain => "drain",
+        Op::Sleep => "sleep",
+        Op::Wake => "wake",
+        Op::ReleaseKvCache => "release_kv_cache",
+        Op::ReloadWeights => "reload_weights",
+        Op::ResetPrefixCache => "reset_prefix_cache",
+        Op::Pause => "pause",
+        Op::Resume => "resume",
+        Op::Rpc => "rpc",
+        Op::FirstToken => "first_token",
+    }
 }

@@ -4,7 +4,7 @@ use super::{Around, Order, notes};
 use crate::clock;
 use crate::control::EventLog;
 use crate::translate;
-use hotbunk_api::error::{ApiError, ErrorCode};
+use hotbunk_api::error::ErrorCode;
 use hotbunk_api::event::Happening;
 use hotbunk_api::explain::{Plan, PlanStep};
 use hotbunk_api::operation::{Initiator, Operation, OperationRequest, Step};

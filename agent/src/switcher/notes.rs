@@ -22,7 +22,7 @@ pub struct Around {
 }
 
 /// The operation that a note is about.
-pub fn operation_of(note: &Note) -> Option<OperationId> {
+pub(super) fn operation_of(note: &Note) -> Option<OperationId> {
     match note {
         Note::Accepted { id, .. }
         | Note::NothingToDo { id, .. }
@@ -38,7 +38,7 @@ pub fn operation_of(note: &Note) -> Option<OperationId> {
 }
 
 /// The record of a note; `None` where the journal has no use for it (answers to the caller).
-pub fn record(node: &Node, note: &Note, around: Around) -> Option<Record> {
+pub(super) fn record(node: &Node, note: &Note, around: Around) -> Option<Record> {
     let name = |id: EngineId| node.engine(id).spec.name.clone();
     Some(match note {
         Note::Accepted { request, by, outgoing, strategy, order, leave, drain, steps, .. } => {
@@ -125,7 +125,7 @@ fn outcome(failure: Option<&Failure>) -> Outcome {
 }
 
 /// The phase of a step at the edge; `None` for those that act at once.
-pub fn phase(step: &Step) -> Option<Phase> {
+pub(super) fn phase(step: &Step) -> Option<Phase> {
     Some(match step {
         Step::Drain(_) => Phase::Drain,
         Step::Call { call, .. } => match call {

@@ -1,0 +1,185 @@
+//! Cycles: a scripted run of starts, sleeps, wakes, load and handoffs, from which a switch report is made.
+//!
+//! ```text
+//!   plan ──expand──► steps ──► run: each step is one or two commands to the switcher, or a load round
+//!                               │
+//!                               └──► journal: run started, step began/ended, requests, windows, run ended ──► report
+//! ```
+//!
+//! One cycle at a time. A cycle has no rights of its own: its commands go the way of everybody's, and an operator's
+//! command in between makes its step fail, not the operator's. Cancelled, it leaves every engine in the tier that it
+//! found it in.
+
+mod run;
+mod shown;
+
+use crate::config::cycle_plan::{CyclePlan, PlannedStep};
+use crate::config::{Config, cycle_plan};
+use crate::control::EventLog;
+use crate::effects::Hands;
+use crate::switcher::Handle;
+use hotbunk_api::cycle::{CycleRun, PlanSource, PlanSummary};
+use hotbunk_api::error::{ApiError, ErrorCode};
+use run::Run;
+pub use shown::Shown;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::watch;
+
+/// Runs that are remembered beside the journal.
+const REMEMBERED: usize = 32;
+
+/// Who began a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum By {
+    /// A person or a program.
+    Operator,
+    /// The schedule.
+    Schedule,
+    /// The demo.
+    Demo,
+}
+
+impl By {
+    /// The word in status.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            By::Operator => "operator",
+            By::Schedule => "schedule",
+            By::Demo => "demo",
+        }
+    }
+}
+
+/// What a run is made with.
+#[derive(Debug)]
+pub struct Parts {
+    /// Commands and state.
+    pub switcher: Handle,
+    /// Load, samples, journal.
+    pub hands: Arc<Hands>,
+    /// Engines and devices.
+    pub config: Arc<Config>,
+    /// Who follows.
+    pub events: Arc<EventLog>,
+}
+
+/// All cycles of the node. Clones are the same.
+#[derive(Debug, Clone)]
+pub struct Cycles {
+    parts: Arc<Parts>,
+    runs: Arc<Mutex<Vec<Known>>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    shown: Shown,
+    cancel: watch::Sender<bool>,
+}
+
+impl Cycles {
+    /// None yet.
+    pub fn new(parts: Parts) -> Self {
+        Cycles { parts: Arc::new(parts), runs: Arc::default() }
+    }
+
+    fn runs(&self) -> MutexGuard<'_, Vec<Known>> {
+        self.runs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The plans that have a name.
+    pub fn plans(&self) -> Vec<PlanSummary> {
+        let engines = self.engine_names();
+        cycle_plan::BUILT_IN
+            .iter()
+            .filter_map(|(name, text)| {
+                let (plan, _) = CyclePlan::parse(text, Path::new(name)).ok()?;
+                let steps = plan.expand(&engines, &cycle_plan::Options::default()).map_or(0, |s| s.len());
+                let steps = u32::try_from(steps).unwrap_or(u32::MAX);
+                Some(PlanSummary { name: plan.name, about: plan.description, steps })
+            })
+            .collect()
+    }
+
+    fn engine_names(&self) -> Vec<String> {
+        self.parts.config.engines.iter().map(|e| e.name.clone()).collect()
+    }
+
+    /// Reads a plan that came over the API or from the configuration, and expands it for this node.
+    ///
+    /// # Errors
+    /// No such plan, or everything that is wrong with it.
+    pub fn read(
+        &self,
+        source: &PlanSource,
+        options: &cycle_plan::Options,
+    ) -> Result<(CyclePlan, Vec<PlannedStep>), ApiError> {
+        let plan = match source {
+            PlanSource::Named { name } => {
+                let Some((name, text)) = cycle_plan::BUILT_IN.iter().find(|(known, _)| known == name) else {
+                    let known: Vec<&str> = cycle_plan::BUILT_IN.iter().map(|(name, _)| *name).collect();
+                    return Err(ApiError::new(ErrorCode::UnknownPlan, format!("there is no cycle plan `{name}`"))
+                        .help(format!("plans: {}; or give the path of a plan file", known.join(", "))));
+                };
+                CyclePlan::parse(text, Path::new(&format!("{name}.toml")))
+            }
+            PlanSource::Inline { origin, text } => CyclePlan::parse(text, Path::new(origin)),
+        };
+        let invalid = |d: crate::config::Diagnostics| {
+            ApiError::new(ErrorCode::PlanInvalid, format!("the cycle plan has errors\n{}", d.render(false)))
+        };
+        let (plan, _) = plan.map_err(invalid)?;
+        let steps = plan.expand(&self.engine_names(), options).map_err(invalid)?;
+        Ok((plan, steps))
+    }
+
+    /// Begins a run.
+    ///
+    /// # Errors
+    /// Another one is under way.
+    pub fn begin(
+        &self,
+        id: String,
+        plan: CyclePlan,
+        steps: Vec<PlannedStep>,
+        by: By,
+    ) -> Result<Shown, ApiError> {
+        let mut runs = self.runs();
+        if let Some(other) = runs.iter().map(|k| k.shown.get()).find(|r| !r.state.is_over()) {
+            return Err(ApiError::new(ErrorCode::Busy, format!("cycle run {} is under way", other.id))
+                .help("wait for it, or give it up with `ctl cycle cancel`"));
+        }
+        let (cancel, cancelled) = watch::channel(false);
+        let shown = Shown::new(id.clone(), &plan, &steps, by, Arc::clone(&self.parts.events));
+        let run = Run::new(Arc::clone(&self.parts), id, plan, steps, shown.clone(), cancelled);
+        tokio::spawn(run.work());
+        if runs.len() >= REMEMBERED {
+            runs.remove(0);
+        }
+        runs.push(Known { shown: shown.clone(), cancel });
+        Ok(shown)
+    }
+
+    /// The run that is under way.
+    pub fn current(&self) -> Option<CycleRun> {
+        self.runs().iter().map(|k| k.shown.get()).find(|r| !r.state.is_over())
+    }
+
+    /// Runs since the agent began, newest first.
+    pub fn recent(&self) -> Vec<CycleRun> {
+        self.runs().iter().rev().map(|k| k.shown.get()).collect()
+    }
+
+    /// One of them.
+    pub fn find(&self, id: &str) -> Option<Shown> {
+        self.runs().iter().find(|k| k.shown.get().id == id).map(|k| k.shown.clone())
+    }
+
+    /// Gives a run up; it restores what it found and then ends as cancelled.
+    pub fn cancel(&self, id: &str) -> Option<CycleRun> {
+        let runs = self.runs();
+        let known = runs.iter().find(|k| k.shown.get().id == id)?;
+        known.cancel.send_replace(true);
+        Some(known.shown.get())
+    }
+}

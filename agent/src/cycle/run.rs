@@ -1,0 +1,371 @@
+//! One run: its steps in order, each recorded before it acts.
+
+use super::{Parts, Shown, shown};
+use crate::clock;
+use crate::config::Source;
+use crate::config::cycle_plan::{CyclePlan, PlannedStep};
+use crate::effects::chain;
+use crate::events::Context;
+use crate::journal::record::{CycleStep, Outcome, Record, RunEngine, SimulatedRun};
+use crate::switcher::{Admission, Order, spec};
+use hotbunk_api::error::{ApiError, ErrorCode};
+use hotbunk_api::words::State;
+use hotbunk_core::event::{By, Drain, Request};
+use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
+use hotbunk_core::state::Node;
+use hotbunk_core::tier::Tier;
+use hotbunk_core::time::Moment;
+use hotbunk_measure::load::{RoundSpec, run_round};
+use hotbunk_measure::target::Api;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::watch;
+
+/// What each request of a load round asks. With this sentence the reference's models count 26 and 25 prompt tokens.
+const PROMPT: &str = hotbunk_sim::LOAD_PROMPT;
+/// One request of a load round.
+const REQUEST: Duration = Duration::from_secs(300);
+
+/// A run under way.
+pub(super) struct Run {
+    parts: Arc<Parts>,
+    id: String,
+    plan: CyclePlan,
+    steps: Vec<PlannedStep>,
+    shown: Shown,
+    cancelled: watch::Receiver<bool>,
+    context: Context,
+    speed: f64,
+}
+
+/// Why a step did not succeed.
+enum Stop {
+    Failed(String, String),
+    Cancelled,
+}
+
+impl Run {
+    pub(super) fn new(
+        parts: Arc<Parts>,
+        id: String,
+        plan: CyclePlan,
+        steps: Vec<PlannedStep>,
+        shown: Shown,
+        cancelled: watch::Receiver<bool>,
+    ) -> Self {
+        let context = Context::none().in_run(id.clone());
+        let speed = parts.config.simulated.as_ref().map_or(1.0, |s| s.speed);
+        Run { parts, id, plan, steps, shown, cancelled, context, speed }
+    }
+
+    /// To its end.
+    pub(super) async fn work(self) {
+        let found = self.parts.switcher.node();
+        self.record(vec![self.started()]).await;
+        let mut window: Option<(String, f64)> = None;
+        let mut failure: Option<Stop> = None;
+        for (index, planned) in self.steps.iter().enumerate() {
+            if planned.window != window.as_ref().map(|(name, _)| name.clone()) {
+                self.close_window(window.take()).await;
+                window = planned.window.clone().map(|name| (name, clock::epoch()));
+            }
+            failure = self.step(index, planned).await.err();
+            if failure.is_some() {
+                break;
+            }
+            failure = self.pause(planned.pause_after).await.err();
+            if failure.is_some() {
+                break;
+            }
+        }
+        self.close_window(window).await;
+        let outcome = match &failure {
+            None => Outcome::Ok,
+            Some(Stop::Cancelled) => {
+                self.restore(&found).await;
+                Outcome::Cancelled
+            }
+            Some(Stop::Failed(code, message)) => Outcome::Failed { code: code.clone(), message: message.clone() },
+        };
+        // What was sampled up to here belongs to the run.
+        self.parts.hands.sampler.flush().await;
+        self.record(vec![Record::RunEnded { outcome: outcome.clone() }]).await;
+        drop(self.parts.hands.recorder.journal().flush().await);
+        self.shown.change(|run| {
+            run.ended_at = Some(clock::epoch());
+            run.elapsed_s = clock::epoch() - run.started_at;
+            (run.state, run.error) = match outcome {
+                Outcome::Ok => (State::Succeeded, None),
+                Outcome::Cancelled => (State::Cancelled, None),
+                Outcome::Failed { code, message } => {
+                    (State::Failed, Some(ApiError::new(ErrorCode::from_word(&code), message)))
+                }
+            };
+        });
+    }
+
+    async fn record(&self, records: Vec<Record>) {
+        let events = records.into_iter().map(Into::into).collect();
+        // A journal that fails has said so itself.
+        drop(self.parts.hands.recorder.record(&self.context, events).await);
+    }
+
+    fn started(&self) -> Record {
+        let config = &self.parts.config;
+        let slots = &self.parts.hands.engines;
+        let version = slots.iter().find_map(|s| s.facts().version).unwrap_or_else(|| "unknown".to_owned());
+        let info = (0..config.devices.len())
+            .filter_map(|d| self.parts.hands.sampler.info(DeviceId(u16::try_from(d).unwrap_or(u16::MAX))));
+        let info: Vec<_> = info.collect();
+        let cuda = info.iter().find_map(|i| i.cuda.clone()).map_or(String::new(), |c| format!(" / CUDA {c}"));
+        let gpu = info.first().map_or("unknown".to_owned(), |i| format!("{} × {}", info.len(), i.model));
+        let kv: Vec<Option<u64>> = config.engines.iter().map(|e| e.kv_cache_bytes).collect();
+        let same = kv.first().copied().flatten().filter(|first| kv.iter().all(|k| *k == Some(*first)));
+        #[expect(clippy::cast_precision_loss, reason = "GiB for people")]
+        let kv_gib = same.map(|bytes| bytes as f64 / crate::config::checked::GIB as f64);
+        let engines = slots.iter().map(|slot| RunEngine {
+            engine: slot.config.name.clone(),
+            model: slot.config.model.clone(),
+            context_tokens: slot.facts().context_tokens,
+            kv_bytes: slot.config.kv_cache_bytes,
+        });
+        let source = config.devices.first().map(|d| match d.source {
+            Source::Nvml(_) => "nvml",
+            Source::Simulated { .. } => "simulated",
+            Source::None => "none",
+        });
+        Record::RunStarted {
+            plan: self.plan.name.clone(),
+            steps: self.steps.iter().map(|s| s.step.clone()).collect(),
+            engines: engines.collect(),
+            runtime: format!("vLLM {version}{cuda}"),
+            gpu,
+            kv_gib,
+            simulated: config.simulated.as_ref().map(|s| SimulatedRun {
+                profile: s.profile.clone(),
+                speed: s.speed,
+                host_scale: s.host_scale,
+            }),
+            device_source: source.map(str::to_owned),
+        }
+    }
+
+    async fn close_window(&self, window: Option<(String, f64)>) {
+        let Some((name, begin)) = window else { return };
+        let margin = self.plan.margin.as_secs_f64() / self.speed;
+        self.record(vec![Record::Window { name, start: begin - margin, end: clock::epoch() + margin }]).await;
+    }
+
+    async fn step(&self, index: usize, planned: &PlannedStep) -> Result<(), Stop> {
+        let place = u32::try_from(index).unwrap_or(u32::MAX);
+        self.record(vec![Record::CycleStepBegan { index: place }]).await;
+        self.shown.step_began(index);
+        let began = clock::now();
+        let mut operations = Vec::new();
+        let result = self.perform(place, planned, &mut operations).await;
+        let outcome = match &result {
+            Ok(()) => Outcome::Ok,
+            Err(Stop::Cancelled) => Outcome::Cancelled,
+            Err(Stop::Failed(code, message)) => Outcome::Failed { code: code.clone(), message: message.clone() },
+        };
+        let ids: Vec<String> = operations
+            .iter()
+            .map(|n| self.parts.switcher.board().by_number(*n).map_or(format!("op-{}", n.0), |o| o.id))
+            .collect();
+        self.record(vec![Record::CycleStepEnded { index: place, operations, outcome }]).await;
+        let error = match &result {
+            Err(Stop::Failed(code, message)) => Some(ApiError::new(ErrorCode::from_word(code), message.clone())),
+            Err(Stop::Cancelled) => Some(ApiError::new(ErrorCode::Cancelled, "the run was cancelled")),
+            Ok(()) => None,
+        };
+        let ok = error.is_none();
+        self.shown.step_ended(index, clock::now().since(began).as_secs_f64(), ids, error);
+        let counts_a_probe = !matches!(planned.step, CycleStep::Load { .. } | CycleStep::Sleep { .. });
+        if ok && counts_a_probe {
+            self.shown.change(|run| run.requests_ok += 1);
+        }
+        match result {
+            Err(Stop::Failed(code, message)) => {
+                Err(Stop::Failed(code, format!("step {}, {}: {message}", index + 1, shown::sentence(planned))))
+            }
+            other => other,
+        }
+    }
+
+    async fn perform(
+        &self,
+        index: u32,
+        planned: &PlannedStep,
+        operations: &mut Vec<OperationId>,
+    ) -> Result<(), Stop> {
+        let drain = Drain::default();
+        match &planned.step {
+            CycleStep::Start { engine, .. } => {
+                let engine = self.engine(engine)?;
+                let rehearse = Some(planned.rehearse);
+                let request = if self.parts.switcher.node().engine(engine).process {
+                    Request::Restart { engine, rehearse, drain }
+                } else {
+                    Request::Start { engine, rehearse, awake: true }
+                };
+                self.operate(request, operations).await
+            }
+            CycleStep::Sleep { engine, tier } => {
+                let request = Request::Sleep { engine: self.engine(engine)?, tier: Some(*tier), drain };
+                self.operate(request, operations).await
+            }
+            CycleStep::SleepCycle { engine, tier } => {
+                let engine = self.engine(engine)?;
+                self.operate(Request::Sleep { engine, tier: Some(*tier), drain }, operations).await?;
+                // What the host holds asleep tells a level-1 sleep from a level-2 one.
+                self.parts.hands.host.sample_now().await;
+                self.pause(planned.hold).await?;
+                self.operate(Request::Wake(engine), operations).await
+            }
+            CycleStep::Activate { engine, .. } => {
+                self.operate(Request::Wake(self.engine(engine)?), operations).await
+            }
+            CycleStep::Handoff { to, .. } => {
+                let request = Request::Switch {
+                    to: self.engine(to)?,
+                    strategy: planned.strategy.map(spec::strategy),
+                    leave: planned.leave,
+                    drain,
+                };
+                self.operate(request, operations).await
+            }
+            CycleStep::Load { engine, concurrency, rounds, requests, output_tokens, .. } => {
+                let spec = RoundSpec {
+                    api: Api::Completions,
+                    requests: *requests,
+                    concurrency: *concurrency,
+                    output_tokens: *output_tokens,
+                    prompt: PROMPT.to_owned(),
+                    ignore_eos: true,
+                    deadline: REQUEST,
+                };
+                self.load(index, self.engine(engine)?, &spec, *rounds).await
+            }
+        }
+    }
+
+    fn engine(&self, name: &str) -> Result<EngineId, Stop> {
+        self.parts
+            .switcher
+            .node()
+            .by_name(name)
+            .ok_or_else(|| Stop::Failed("unknown_engine".into(), format!("there is no engine `{name}`")))
+    }
+
+    /// One command, to its end. Cancelling waits for it: an operation is never left half-way.
+    async fn operate(&self, request: Request, operations: &mut Vec<OperationId>) -> Result<(), Stop> {
+        if *self.cancelled.borrow() {
+            return Err(Stop::Cancelled);
+        }
+        let order = Order { request, by: By::Cycle, run: Some(self.id.clone()), client: None };
+        let id = match self.parts.switcher.submit(order).await {
+            Admission::Begun(id) | Admission::Queued(id) | Admission::Joined(id) => id,
+            Admission::Nothing(because) => return Err(Stop::Failed("refused".into(), because)),
+            Admission::Refused(refusal) => return Err(Stop::Failed(refusal.code().into(), refusal.to_string())),
+        };
+        operations.push(id);
+        match self.parts.switcher.wait(id).await {
+            Some(ended) => match ended.failure {
+                None => Ok(()),
+                Some(failure) => Err(Stop::Failed(failure.cause.code().into(), failure.detail)),
+            },
+            None => Err(Stop::Failed("unavailable".into(), "the agent is shutting down".into())),
+        }
+    }
+
+    async fn load(&self, index: u32, engine: EngineId, spec: &RoundSpec, rounds: u32) -> Result<(), Stop> {
+        let slot = self.parts.hands.slot(engine);
+        let Some(client) = slot.client() else {
+            return Err(Stop::Failed("wrong_state".into(), format!("{} has no process", slot.config.name)));
+        };
+        let mut failed = None;
+        for round in 0..rounds {
+            let mut cancelled = self.cancelled.clone();
+            let done = tokio::select! {
+                done = run_round(client.target(), spec) => done,
+                _ = cancelled.wait_for(|c| *c) => return Err(Stop::Cancelled),
+            };
+            let mut records: Vec<Record> = done
+                .results
+                .iter()
+                .map(|r| Record::LoadRequest {
+                    index,
+                    round,
+                    ok: r.ok,
+                    error: r.error.as_ref().map(|e| chain(e)),
+                    began: Moment(r.began),
+                    first_token: r.first_token.map(Moment),
+                    ended: Moment(r.ended),
+                    output_tokens: r.output_tokens,
+                    prompt_tokens: r.prompt_tokens,
+                })
+                .collect();
+            records.push(Record::LoadRound { index, round, began: Moment(done.began), ended: Moment(done.ended) });
+            self.record(records).await;
+            let ok = done.results.iter().filter(|r| r.ok).count();
+            self.shown.change(|run| run.requests_ok += u64::try_from(ok).unwrap_or(0));
+            if let Some(error) = done.results.iter().find_map(|r| r.error.as_ref()) {
+                let some = done.results.len() - ok;
+                failed.get_or_insert(format!("{some} of {} requests failed: {}", done.results.len(), chain(error)));
+            }
+        }
+        failed.map_or(Ok(()), |message| Err(Stop::Failed("load_failed".into(), message)))
+    }
+
+    async fn pause(&self, wall: Duration) -> Result<(), Stop> {
+        let mut cancelled = self.cancelled.clone();
+        tokio::select! {
+            () = tokio::time::sleep(wall.div_f64(self.speed)) => Ok(()),
+            _ = cancelled.wait_for(|c| *c) => Err(Stop::Cancelled),
+        }
+    }
+
+    /// Every engine back in the tier that it was found in.
+    async fn restore(&self, found: &Node) {
+        let drain = Drain::default();
+        let tier = |engine: EngineId, node: &Node| node.engine(engine).tier;
+        let mut wanted: Vec<Request> = Vec::new();
+        for engine in found.ids().filter(|e| tier(*e, found) != Tier::Awake) {
+            wanted.push(match tier(engine, found) {
+                Tier::Stopped => Request::Stop { engine, drain },
+                asleep => Request::Sleep { engine, tier: Some(asleep), drain },
+            });
+        }
+        for to in found.ids().filter(|e| found.engine(*e).is_serving()) {
+            wanted.push(Request::Switch { to, strategy: None, leave: None, drain });
+        }
+        for request in wanted {
+            let engine = request.engine();
+            let now = self.parts.switcher.node();
+            let before = tier(engine, found);
+            if tier(engine, &now) == before {
+                continue;
+            }
+            // Only an awake engine can be put to sleep: wake it first where it is at another level.
+            if matches!(request, Request::Sleep { .. }) && tier(engine, &now) != Tier::Awake {
+                let to = Request::Switch { to: engine, strategy: None, leave: None, drain };
+                self.restored(to).await;
+            }
+            self.restored(request).await;
+        }
+    }
+
+    async fn restored(&self, request: Request) {
+        let order = Order { request, by: By::Cycle, run: Some(self.id.clone()), client: None };
+        let refused = match self.parts.switcher.submit(order).await {
+            Admission::Begun(id) | Admission::Queued(id) | Admission::Joined(id) => {
+                self.parts.switcher.wait(id).await.and_then(|e| e.failure).map(|f| f.detail)
+            }
+            Admission::Nothing(_) => None,
+            Admission::Refused(refusal) => Some(refusal.to_string()),
+        };
+        if let Some(why) = refused {
+            tracing::warn!(run = self.id, why, "the cancelled cycle could not leave everything as it was");
+        }
+    }
+}
