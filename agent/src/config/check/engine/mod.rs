@@ -65,13 +65,13 @@ fn ports(checking: &mut Checking<'_>, list: &[Located<RawEngine>], engines: &[En
     {
         let span = raw.value.port.located().map_or_else(|| raw.span.clone(), |port| port.span.clone());
         if let Some((before, name)) = seen.get(&engine.port) {
-            let free = (engine.port..).find(|port| engines.iter().all(|e| e.port != *port)).unwrap_or(8000);
+            let free = (engine.port..=u16::MAX).find(|port| engines.iter().all(|e| e.port != *port));
             let message = format!("port {} is the engine {name}'s already", engine.port);
             checking
                 .problems
                 .error("duplicate_port", &span, format!("engine[{i}].port"), message)
                 .related(before, "first here")
-                .help(format!("use another, as {free}"));
+                .help(format!("use another, as {}", free.unwrap_or(8101)));
         } else {
             seen.insert(engine.port, (span, &engine.name));
         }
