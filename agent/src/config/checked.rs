@@ -176,9 +176,9 @@ pub struct Engine {
     pub ready_interval: Duration,
     /// vLLM's `--gpu-memory-utilization`, by the configuration or the command.
     pub gpu_memory_utilization: Option<f64>,
-    /// Device bytes of its KV cache, by the configuration or `--kv-cache-memory-bytes`.
+    /// Bytes of its KV cache on each of its devices, by the configuration or `--kv-cache-memory-bytes`.
     pub kv_cache_bytes: Option<u64>,
-    /// Device bytes of its weights, until they are measured.
+    /// Device bytes of its weights, over all its devices, until they are measured.
     pub weights_bytes: Option<u64>,
     /// Most device bytes while it starts, until that is measured.
     pub start_peak_bytes: Option<u64>,

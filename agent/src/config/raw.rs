@@ -144,9 +144,9 @@ section! {
         ready_interval: Span,
         /// vLLM's --gpu-memory-utilization. Default: the command's.
         gpu_memory_utilization: f64,
-        /// Device memory of its KV cache. Default: the command's --kv-cache-memory-bytes.
+        /// Memory of its KV cache on each of its devices. Default: the command's --kv-cache-memory-bytes.
         kv_cache: Size,
-        /// Device memory of its weights, until they are measured.
+        /// Device memory of its weights, over all its devices, until they are measured.
         weights: Size,
         /// Most device memory while it starts, until that is measured.
         start_peak: Size,

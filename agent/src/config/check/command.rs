@@ -16,7 +16,7 @@ pub(super) enum Program {
     Simulated,
     /// A shell with a script in one argument.
     Shell,
-    /// Something else, whose flags may be anywhere.
+    /// Something else, whose flags may be anywhere: a wrapper script, or vLLM with a file of flags (`--config`).
     Other,
 }
 
@@ -35,17 +35,17 @@ impl<'a> Command<'a> {
     pub(super) fn program(self) -> Program {
         let base = |arg: &'a Located<String>| arg.value.rsplit('/').next().unwrap_or("");
         let first = self.args.first().map(base).unwrap_or("");
+        let starts_vllm = self.args.iter().enumerate().any(|(at, arg)| {
+            let serves = self.args.get(at + 1).is_some_and(|next| next.value == "serve");
+            (base(arg) == "vllm" && (at == 0 || serves)) || arg.value == "vllm.entrypoints.openai.api_server"
+        });
         if self.args.iter().skip(1).any(|arg| arg.value == "sim-engine") {
             Program::Simulated
         } else if ["sh", "bash", "dash", "zsh"].contains(&first)
             && self.args.iter().any(|arg| arg.value == "-c")
         {
             Program::Shell
-        } else if self
-            .args
-            .iter()
-            .any(|arg| base(arg) == "vllm" || arg.value == "vllm.entrypoints.openai.api_server")
-        {
+        } else if starts_vllm && self.flag(&["--config"]).is_none() {
             Program::Vllm
         } else {
             Program::Other
@@ -156,6 +156,9 @@ mod tests {
         assert_eq!(program(&["hotbunk-agent", "sim-engine", "--name", "A"]), Program::Simulated);
         assert_eq!(program(&["/bin/sh", "-c", "vllm serve m"]), Program::Shell);
         assert_eq!(program(&["./serve", "A"]), Program::Other);
+        assert_eq!(program(&["./serve", "/opt/vllm"]), Program::Other);
+        assert_eq!(program(&["vllm", "serve", "m", "--config", "flags.yaml"]), Program::Other);
+        assert_eq!(program(&["uv", "run", "vllm", "serve", "m"]), Program::Vllm);
         assert_eq!(program(&[]), Program::Other);
     }
 

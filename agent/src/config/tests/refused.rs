@@ -310,3 +310,29 @@ fn one_mistake_is_reported_once() {
     assert_eq!(codes(&with("port = 8101\n", "device = 0\n")), ["wrong_type"]);
     assert_eq!(codes(&with("index = 0", "index = \"0\"")), ["wrong_type"]);
 }
+
+#[test]
+fn extremes_are_answered() {
+    // Each of these has brought down a parser, or its arithmetic, somewhere.
+    let deep = "[".repeat(100_000);
+    let nested = format!("x = {}{}", "[".repeat(100_000), "]".repeat(100_000));
+    let inline = format!("x = {}1{}", "{a = ".repeat(50_000), "}".repeat(50_000));
+    for text in [deep.as_str(), &nested, &inline, "\u{feff}", "\0", "x = \"\\ud800\""] {
+        assert!(check(text).is_err());
+    }
+    assert_eq!(codes(&SOUND.replace("8101", "65535").replace("8102", "65535")), ["duplicate_port"]);
+    let sizes = "port = 8101\nweights = \"16777215TiB\"\nkv_cache = \"16777215TiB\"\n";
+    assert_eq!(
+        codes(&with("port = 8101\n", sizes)),
+        Vec::<&str>::new(),
+        "nothing is known that they could exceed"
+    );
+    let known = SOUND.replace("index = 0\n", "index = 0\ncapacity = \"16777215TiB\"\n").replacen(
+        "port = 8101\n",
+        sizes,
+        1,
+    );
+    assert_eq!(codes(&known), ["impossible_memory"]);
+    let many: String = (0..300).map(|i| format!("[[engine]]\nname = \"e{i}\"\nport = 65535\n")).collect();
+    assert!(check(&many).unwrap_err().errors() > 300);
+}

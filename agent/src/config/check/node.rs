@@ -1,0 +1,164 @@
+//! The node: places, addresses, intervals, the journal.
+
+use std::net::SocketAddr;
+use std::ops::Range;
+use std::time::Duration;
+
+use super::Checking;
+use crate::config::checked::{Config, Engine, GIB, Journal, LogFormat, MIB, Node, Sampling};
+use crate::config::raw::{RawConfig, RawJournal, RawNode};
+use crate::config::reader::Field;
+use crate::config::units;
+
+impl Checking<'_> {
+    pub(super) fn node(&mut self, raw: &RawConfig) -> Node {
+        let default = RawNode::default();
+        let raw = raw.node.get().unwrap_or(&default);
+        let ms = Duration::from_millis;
+        Node {
+            state_dir: self
+                .path(&raw.state_dir, "node.state_dir")
+                .unwrap_or_else(|| self.facts.state_dir.clone()),
+            runtime_dir: self
+                .path(&raw.runtime_dir, "node.runtime_dir")
+                .unwrap_or_else(|| self.facts.runtime_dir.clone()),
+            metrics_listen: self.metrics_listen(&raw.metrics_listen),
+            log_filter: self.log_filter(&raw.log_filter),
+            log_format: raw.log_format.or(LogFormat::Text),
+            nvml_library: self.path(&raw.nvml_library, "node.nvml_library"),
+            sampling: Sampling {
+                device: self.duration(&raw.sample_interval, "node.sample_interval", ms(100), ms(10)),
+                handoff: self.duration(
+                    &raw.handoff_sample_interval,
+                    "node.handoff_sample_interval",
+                    ms(10),
+                    ms(1),
+                ),
+                host: self.duration(
+                    &raw.host_sample_interval,
+                    "node.host_sample_interval",
+                    ms(1000),
+                    ms(100),
+                ),
+            },
+            reconcile_interval: self.duration(
+                &raw.reconcile_interval,
+                "node.reconcile_interval",
+                ms(5000),
+                ms(100),
+            ),
+            host_memory_reserve: raw.host_memory_reserve.get().map_or(4 * GIB, |size| size.0),
+            shutdown_grace: self.duration(&raw.shutdown_grace, "node.shutdown_grace", ms(60_000), ms(1000)),
+        }
+    }
+
+    pub(super) fn metrics_listen(&mut self, field: &Field<String>) -> Option<SocketAddr> {
+        let default = SocketAddr::from(([127, 0, 0, 1], 9464));
+        let Some(given) = field.located() else { return Some(default) };
+        if given.value == "none" {
+            return None;
+        }
+        if let Ok(address) = given.value.parse::<SocketAddr>() {
+            return Some(address);
+        }
+        let port = given.value.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
+        let help = match port {
+            Some(port) => format!("write \"127.0.0.1:{port}\", \"[::1]:{port}\" or \"none\""),
+            None => "write an address and a port, as in \"127.0.0.1:9464\", or \"none\"".to_owned(),
+        };
+        let message = format!("\"{}\" is no address to listen on", given.value);
+        self.problems.error("bad_address", &given.span, "node.metrics_listen", message).help(help);
+        Some(default)
+    }
+
+    pub(super) fn log_filter(&mut self, field: &Field<String>) -> String {
+        let Some(given) = field.located() else { return "info".to_owned() };
+        if let Err(error) = tracing_subscriber::EnvFilter::builder().parse(&given.value) {
+            self.problems
+                .error(
+                    "bad_filter",
+                    &given.span,
+                    "node.log_filter",
+                    format!("this log filter does not parse: {error}"),
+                )
+                .help("write a level, or levels by target, as in \"info,hotbunk_agent=debug\"");
+        }
+        given.value.clone()
+    }
+
+    /// An engine's grace beyond the agent's own is never used up.
+    pub(super) fn graces(&mut self, raw: &RawConfig, config: &Config) {
+        for (i, (raw, engine)) in raw.engine.get().into_iter().flatten().zip(&config.engines).enumerate() {
+            let Some(given) = raw.value.stop_grace.located() else { continue };
+            if engine.stop_grace > config.node.shutdown_grace {
+                let all = units::format_duration(config.node.shutdown_grace);
+                let message = format!(
+                    "this is longer than `shutdown_grace` of [node], {all}: a shutdown ends it early"
+                );
+                self.problems
+                    .warning("grace", &given.span, format!("engine[{i}].stop_grace"), message)
+                    .help("raise `shutdown_grace`, and TimeoutStopSec of the unit above it");
+            }
+        }
+    }
+
+    pub(super) fn ports_and_sockets(&mut self, raw: &RawConfig, node: &Node, engines: &[Engine]) {
+        if let (Some(metrics), Some(span)) = (node.metrics_listen, metrics_span(raw))
+            && let Some(engine) =
+                engines.iter().find(|engine| engine.port == metrics.port() && engine.port != 0)
+        {
+            let message = format!("port {} is the engine {}'s", metrics.port(), engine.name);
+            self.problems
+                .error("duplicate_port", &span, "node.metrics_listen", message)
+                .help("listen on another port");
+        }
+        // 108 bytes with the terminator; shims and the control API name their sockets `NAME.WORD.sock`.
+        let longest = engines.iter().map(|engine| engine.name.len()).max().unwrap_or(0).max("control".len());
+        let needed = node.runtime_dir.as_os_str().len() + 1 + longest + ".control.sock".len();
+        if needed > 107 {
+            let message = format!(
+                "sockets in {} would have paths of {needed} bytes, and 107 is the most",
+                node.runtime_dir.display()
+            );
+            let written = raw.node.get().and_then(|node| node.runtime_dir.located());
+            let span = written.map_or(0..0, |written| written.span.clone());
+            self.problems
+                .error("socket_path", &span, "node.runtime_dir", message)
+                .help("set `runtime_dir` in [node] to a shorter path, as /run/hotbunk");
+        }
+    }
+
+    pub(super) fn journal(&mut self, raw: &RawConfig) -> Journal {
+        let default = RawJournal::default();
+        let raw = raw.journal.get().unwrap_or(&default);
+        let day = Duration::from_secs(86_400);
+        let minute = Duration::from_secs(60);
+        let max_bytes = raw.max_size.get().map_or(GIB, |size| size.0);
+        if let Some(size) = raw.max_size.located().filter(|size| size.value.0 < MIB) {
+            self.problems
+                .error("out_of_range", &size.span, "journal.max_size", "a journal needs at least 1MiB")
+                .help("leave it out for 1GiB");
+        }
+        Journal {
+            retention: self.duration(&raw.retention, "journal.retention", 30 * day, minute),
+            sample_retention: self.duration(
+                &raw.sample_retention,
+                "journal.sample_retention",
+                7 * day,
+                minute,
+            ),
+            max_bytes,
+        }
+    }
+}
+
+fn metrics_span(raw: &RawConfig) -> Option<Range<usize>> {
+    let written =
+        raw.node.get().and_then(|node| node.metrics_listen.located()).map(|given| given.span.clone());
+    // The default port can be an engine's as well; then the engine's own line is the one to show.
+    written.or_else(|| {
+        raw.engine.get().into_iter().flatten().find_map(|e| {
+            e.value.port.located().filter(|port| port.value == 9464).map(|port| port.span.clone())
+        })
+    })
+}
