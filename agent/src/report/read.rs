@@ -65,6 +65,7 @@ impl<'a> Run<'a> {
             operations: Vec::new(),
             loose_probes: Vec::new(),
             windows: BTreeMap::new(),
+            versions: BTreeMap::new(),
             context_tokens: engines
                 .iter()
                 .filter_map(|e| e.context_tokens.map(|tokens| (e.engine.as_str(), tokens)))
@@ -130,8 +131,11 @@ impl Reader {
                 let window = run.windows.entry(name).or_insert((*start, *end));
                 *window = (window.0.min(*start), window.1.max(*end));
             }
-            Record::Ready { engine, context_tokens: Some(tokens), .. } => {
-                run.context_tokens.insert(engine, *tokens);
+            Record::Ready { engine, version, context_tokens } => {
+                run.versions.insert(engine, version);
+                if let Some(tokens) = context_tokens {
+                    run.context_tokens.insert(engine, *tokens);
+                }
             }
             Record::RunEnded { outcome } => run.ended = Some((entry.at, entry.wall, outcome)),
             _ => self.operation_record(run, entry),

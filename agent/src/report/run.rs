@@ -34,6 +34,8 @@ pub(super) struct Run<'a> {
     pub(super) loose_probes: Vec<Probe<'a>>,
     /// Wall clock, by name.
     pub(super) windows: BTreeMap<&'a str, (f64, f64)>,
+    /// vLLM's release by engine, as the engine itself last said.
+    pub(super) versions: BTreeMap<&'a str, &'a str>,
     /// Context length by engine, as the engine itself last said.
     pub(super) context_tokens: BTreeMap<&'a str, u32>,
 }

@@ -36,7 +36,7 @@ pub fn switch_report(
     let simulated = run.simulated.is_some();
     Ok(SwitchReport {
         status: if failures.is_empty() { Status::Pass } else { Status::Fail },
-        runtime: marked(run.runtime, simulated),
+        runtime: marked(&runtime(&run), simulated),
         gpu: marked(run.gpu, simulated),
         context_tokens: common(
             run.engines.iter().map(|e| run.context_tokens.get(e.engine.as_str()).copied()),
@@ -137,4 +137,12 @@ fn describe(step: &CycleStep) -> String {
 
 fn series(auto: bool) -> &'static str {
     if auto { " (auto series)" } else { "" }
+}
+
+/// What served: where the run began before any engine had said its release, what they said since.
+fn runtime(run: &Run<'_>) -> String {
+    let mut said: Vec<&str> = run.versions.values().copied().collect();
+    said.sort_unstable();
+    said.dedup();
+    if said.is_empty() { run.runtime.to_owned() } else { run.runtime.replacen("unknown", &said.join(", "), 1) }
 }
