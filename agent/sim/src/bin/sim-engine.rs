@@ -5,7 +5,7 @@ use hotbunk_sim::SimArgs;
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "sim-engine", about = "A simulated vLLM server", version)]
+#[command(name = "sim-engine", about = "A simulated vLLM server")]
 struct Cli {
     #[command(flatten)]
     sim: SimArgs,

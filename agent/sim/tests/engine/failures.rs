@@ -1,0 +1,214 @@
+//! The assertion, memory that runs out, and the faults.
+
+use crate::harness::*;
+use hotbunk_sim::ledger::Owner;
+use serde_json::json;
+
+const AWAKE: &str = "vllm:engine_sleep_state{engine=\"0\",model_name=\"Qwen3-1.7B\",sleep_state=\"awake\"}";
+
+#[tokio::test]
+async fn a_neighbour_in_the_window_leaves_the_wreck_that_dies_with_the_next_request() {
+    let node = Node::new();
+    let mut engine = node.start("B", &[]).await;
+    engine.text(3).await;
+    engine.fault("neighbour_alloc_in_sleep", None).await;
+    assert_eq!(engine.post("/sleep?level=1").await, 500);
+    engine.clear_faults().await;
+    until("the neighbour to go", async || node.used() == B_RESIDUAL).await;
+    assert!(engine.is_sleeping().await, "the scheduler is paused");
+    assert_eq!(engine.metric(AWAKE).await, Some(1.0));
+    assert_eq!(engine.get("/health").await.status(), 200);
+    assert_eq!(engine.post("/wake_up").await, 200, "and wakes nothing");
+    assert_eq!(node.used(), B_RESIDUAL);
+    assert!(!engine.is_sleeping().await);
+    assert_eq!(engine.complete(3).await.0, 500);
+    assert_eq!(engine.ended().await.code(), Some(0), "the exit code tells nothing");
+    assert!(engine.log().contains("illegal memory access"));
+    assert_eq!(node.used(), 0);
+}
+
+#[tokio::test]
+async fn the_wreck_is_repaired_by_sleeping_again_from_0_28() {
+    let node = Node::new();
+    let engine = node.start("B", &["--version", "0.32"]).await;
+    let text = engine.text(9).await;
+    engine.fault("neighbour_alloc_in_sleep", None).await;
+    let (status, body) = engine.post_json("/sleep?level=1", &json!({})).await;
+    let message = body["error"]["message"].as_str().unwrap();
+    assert_eq!(status, 500);
+    assert!(
+        message.starts_with("Call to sleep method failed: Worker failed with error 'Memory usage increased")
+    );
+    // The neighbour stays: only growth counts.
+    assert_eq!(engine.post("/sleep?level=1").await, 200);
+    assert_eq!(engine.post("/wake_up").await, 200);
+    assert_eq!(engine.text(9).await, text);
+}
+
+#[tokio::test]
+async fn the_wreck_is_repaired_by_the_workers_wake_up_below_0_28() {
+    let node = Node::new();
+    let engine = node.start("B", &["--version", "0.20"]).await;
+    let text = engine.text(9).await;
+    engine.fault("neighbour_alloc_in_sleep", None).await;
+    assert_eq!(engine.post("/sleep?level=1").await, 500);
+    engine.clear_faults().await;
+    until("the neighbour to go", async || node.used() == B_RESIDUAL).await;
+    assert_eq!(engine.post("/sleep?level=1").await, 500, "a second sleep copies from unmapped pages");
+    assert_eq!(engine.rpc("wake_up", json!({})).await, 200);
+    assert_eq!(engine.post("/resume").await, 200);
+    assert_eq!(node.used(), B_AWAKE);
+    assert_eq!(engine.text(9).await, text);
+}
+
+/// Leaves so many bytes free beside a sleeping B.
+fn crowd(node: &Node, free: u64) -> (Owner, u64) {
+    let me = Owner::current().unwrap();
+    let usage = node.ledger.usage().unwrap();
+    let bytes = usage.free() - free;
+    node.ledger.allocate(me, "crowd", bytes).unwrap();
+    (me, bytes)
+}
+
+#[tokio::test]
+async fn a_wake_out_of_memory_half_way_keeps_what_is_mapped_and_goes_on_when_there_is_room() {
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    let text = engine.text(9).await;
+    assert_eq!(engine.post("/sleep?level=1").await, 200);
+    let (me, bytes) = crowd(&node, B_WEIGHTS / 2);
+    assert_eq!(engine.post("/wake_up").await, 500);
+    let mapped = node.used() - bytes - B_RESIDUAL;
+    assert!(mapped > 0 && mapped <= B_WEIGHTS / 2, "{mapped}");
+    assert!(engine.is_sleeping().await);
+    assert_eq!(engine.get("/health").await.status(), 200);
+    // Still flagged asleep: /sleep does nothing, the worker's own sleep gives the pages back.
+    assert_eq!(engine.post("/sleep?level=1").await, 200);
+    assert_eq!(node.used() - bytes - B_RESIDUAL, mapped);
+    assert_eq!(engine.rpc("sleep", json!({ "level": 1 })).await, 200);
+    assert_eq!(node.used() - bytes, B_RESIDUAL);
+    assert_eq!(engine.post("/wake_up").await, 500);
+    node.ledger.free(me, "crowd", bytes).unwrap();
+    assert_eq!(engine.post("/wake_up").await, 200);
+    assert_eq!(node.used(), B_AWAKE);
+    assert_eq!(engine.text(9).await, text);
+}
+
+#[tokio::test]
+async fn below_0_28_a_failed_wake_tried_again_leaks_and_fails() {
+    let node = Node::new();
+    let engine = node.start("B", &["--version", "0.27.1"]).await;
+    assert_eq!(engine.post("/sleep?level=1").await, 200);
+    engine.fault("wake_oom", None).await;
+    assert_eq!(engine.post("/wake_up").await, 500);
+    let half = node.used();
+    assert!(half > B_RESIDUAL && half < B_FRESH);
+    assert_eq!(engine.post("/wake_up").await, 500);
+    let leaked = node.used();
+    assert!(leaked > half);
+    assert_eq!(engine.post("/wake_up").await, 500);
+    assert!(node.used() > leaked);
+}
+
+#[tokio::test]
+async fn calls_that_fail_on_demand_fail_once_and_change_no_memory() {
+    let node = Node::new();
+    let engine = node.start("B", &["--fault", "sleep_500", "--fault", "wake_500*2"]).await;
+    let text = engine.text(9).await;
+    assert_eq!(engine.post("/sleep?level=1").await, 500);
+    assert_eq!(node.used(), B_FRESH);
+    assert_eq!(engine.post("/sleep?level=1").await, 200);
+    assert_eq!([engine.post("/wake_up").await, engine.post("/wake_up").await], [500, 500]);
+    assert_eq!(node.used(), B_RESIDUAL);
+    assert_eq!(engine.post("/wake_up").await, 200);
+    assert_eq!(engine.text(9).await, text);
+    let (status, body) = engine.post_json("/sim/fault", &json!({ "kind": "nonsense" })).await;
+    assert_eq!(status, 400);
+    assert!(body["detail"].as_str().unwrap().contains("residual_creep"));
+}
+
+#[tokio::test]
+async fn half_a_release_creep_and_corruption_answer_200() {
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    let text = engine.text(9).await;
+    engine.fault("sleep_frees_half", None).await;
+    assert_eq!(engine.post("/sleep?level=1").await, 200);
+    assert!(engine.is_sleeping().await);
+    let left = node.used();
+    assert!(
+        left > B_RESIDUAL + (B_WEIGHTS + B_KV) / 2 - MIB && left < B_RESIDUAL + (B_WEIGHTS + B_KV) / 2 + MIB
+    );
+    assert_eq!(engine.post("/wake_up").await, 200);
+    assert_eq!(node.used(), B_AWAKE);
+    engine.clear_faults().await;
+    engine.fault("residual_creep", Some(100.0)).await;
+    for round in 1..=2 {
+        assert_eq!(engine.post("/sleep?level=1").await, 200);
+        assert_eq!(node.used(), B_RESIDUAL + round * 100 * MIB);
+        assert_eq!(engine.post("/wake_up").await, 200);
+    }
+    assert_eq!(engine.text(9).await, text);
+    engine.clear_faults().await;
+    engine.fault("corrupt_after_wake", None).await;
+    assert_eq!(engine.post("/sleep?level=1").await, 200);
+    assert_eq!(engine.post("/wake_up").await, 200);
+    assert_ne!(engine.text(9).await, text);
+    assert_eq!(engine.rpc("reload_weights", json!({})).await, 200);
+    assert_eq!(engine.text(9).await, text);
+}
+
+#[tokio::test]
+async fn a_hanging_sleep_is_not_failed_but_unknown() {
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    // 60 simulated seconds: 0.3 s.
+    engine.fault("sleep_hang", Some(60.0)).await;
+    let impatient =
+        engine.client.post(engine.url("/sleep?level=1")).timeout(std::time::Duration::from_millis(30));
+    assert!(impatient.send().await.is_err());
+    // The call goes on; the next answer comes when it is done.
+    assert!(engine.is_sleeping().await);
+    assert_eq!(node.used(), B_RESIDUAL);
+}
+
+#[tokio::test]
+async fn completions_hang_while_health_is_200() {
+    let node = Node::new();
+    let engine = node.start("B", &["--fault", "completions_hang"]).await;
+    let clear = async {
+        until("the request to be seen", async || {
+            engine.metric("vllm:num_requests_running{").await == Some(1.0)
+        })
+        .await;
+        assert_eq!(engine.get("/health").await.status(), 200);
+        assert_eq!(engine.metric("vllm:generation_tokens_total{").await, Some(0.0));
+        engine.clear_faults().await;
+    };
+    let (text, ()) = tokio::join!(engine.text(5), clear);
+    assert_eq!(text.split_whitespace().count(), 5);
+}
+
+#[tokio::test]
+async fn a_core_that_dies_in_sleep_or_wake_gives_all_back() {
+    let node = Node::new();
+    for fault in ["crash_in_sleep", "crash_in_wake"] {
+        let mut engine = node.start("B", &["--fault", fault]).await;
+        let slept = engine.post("/sleep?level=1").await;
+        if fault == "crash_in_sleep" {
+            assert_eq!(slept, 500);
+        } else {
+            assert_eq!((slept, engine.post("/wake_up").await), (200, 500));
+        }
+        assert_eq!(engine.ended().await.code(), Some(0));
+        assert_eq!(node.used(), 0);
+    }
+}
+
+#[tokio::test]
+async fn a_flood_on_stderr_does_not_stop_the_engine() {
+    let node = Node::new();
+    let engine = node.start("B", &["--fault", "flood_stderr=2"]).await;
+    engine.text(3).await;
+    until("the flood", async || engine.log().len() > 2 << 20).await;
+}

@@ -1,0 +1,158 @@
+//! Starts that fail, ends that leave something behind.
+
+use crate::harness::*;
+use rustix::process::Signal;
+use std::net::TcpListener;
+
+#[tokio::test]
+async fn the_tree_is_vllms_and_sigterm_ends_all_of_it_with_code_0() {
+    let node = Node::new();
+    let mut engine = node.start("B", &["--speed", "20"]).await;
+    assert_eq!(engine.living_family(), 2);
+    let core = engine.core();
+    assert_eq!(node.ledger.processes().unwrap(), vec![(core, B_FRESH, "B".to_owned())]);
+    let mut stream = engine.stream(3000).await;
+    stream.until(3).await;
+    Engine::signal(engine.pid(), Signal::TERM);
+    assert_eq!(stream.end().await, End::Error, "an error event inside the 200 answer");
+    assert_eq!(engine.get("/health").await.status(), 200, "to the end");
+    assert_eq!(engine.ended().await.code(), Some(0));
+    until("the tree to go", async || engine.living_family() == 0).await;
+    assert_eq!(node.used(), 0);
+}
+
+#[tokio::test]
+async fn a_killed_api_server_leaves_core_tracker_and_memory_for_ever() {
+    let node = Node::new();
+    let mut engine = node.start("B", &[]).await;
+    let core = engine.core();
+    Engine::signal(engine.pid(), Signal::KILL);
+    engine.ended().await;
+    assert!(engine.client.get(engine.url("/health")).send().await.is_err());
+    assert_eq!((engine.living_family(), node.used()), (2, B_FRESH));
+    // SIGTERM ends the orphan, in its own time.
+    Engine::signal(core, Signal::TERM);
+    until("the tree to go", async || engine.living_family() == 0).await;
+    assert_eq!(node.used(), 0);
+}
+
+#[tokio::test]
+async fn a_killed_core_turns_health_to_503_and_the_server_leaves_with_code_0() {
+    let node = Node::new();
+    let mut engine = node.start("B", &["--speed", "10"]).await;
+    let mut stream = engine.stream(3000).await;
+    stream.until(2).await;
+    Engine::signal(engine.core(), Signal::KILL);
+    assert_eq!(stream.end().await, End::Error);
+    until("memory to return", async || node.used() == 0).await;
+    assert_eq!(engine.get("/health").await.status(), 503);
+    assert_eq!(engine.ended().await.code(), Some(0));
+    until("the tree to go", async || engine.living_family() == 0).await;
+}
+
+#[tokio::test]
+async fn an_orphaned_worker_keeps_its_memory_and_ignores_sigterm() {
+    let node = Node::new();
+    let mut engine = node.start("B", &["--fault", "orphan_worker"]).await;
+    let core = engine.core();
+    Engine::signal(engine.pid(), Signal::TERM);
+    assert_eq!(engine.ended().await.code(), Some(0));
+    Engine::signal(core, Signal::TERM);
+    let stat = std::fs::read_to_string(format!("/proc/{core}/stat")).unwrap();
+    let session: u32 = stat[stat.rfind(')').unwrap() + 2..].split(' ').nth(3).unwrap().parse().unwrap();
+    assert_eq!(session, core, "it leads a session of its own");
+    assert_eq!(node.used(), B_FRESH);
+    Engine::signal(core, Signal::KILL);
+    until("memory to return", async || node.used() == 0).await;
+}
+
+#[tokio::test]
+async fn sigterm_may_be_ignored() {
+    let node = Node::new();
+    let mut engine = node.start("B", &["--fault", "ignore_sigterm"]).await;
+    Engine::signal(engine.pid(), Signal::TERM);
+    engine.text(5).await;
+    assert!(engine.is_running());
+    engine.clear_faults().await;
+    Engine::signal(engine.pid(), Signal::TERM);
+    assert_eq!(engine.ended().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn starts_that_cannot_be_end_with_code_1_and_a_reason() {
+    let node = Node::new();
+    let held = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = held.local_addr().unwrap().port();
+    for (flags, reason) in [
+        (&["--fault", "exit_at_start"][..], "Engine core initialization failed"),
+        (&["--kv-cache-memory-bytes", "44GiB"], "out of memory"),
+    ] {
+        let mut engine = node.launch("B", flags);
+        assert_eq!(engine.ended().await.code(), Some(1), "{flags:?}");
+        assert!(engine.log().contains(reason), "{}", engine.log());
+        assert_eq!(node.used(), 0);
+    }
+    let mut engine = node.launch_on_port("B", port);
+    assert_eq!(engine.ended().await.code(), Some(1));
+    assert!(engine.log().contains("cannot bind"), "{}", engine.log());
+}
+
+#[tokio::test]
+async fn utilisation_is_demanded_of_free_memory_and_sizes_the_kv_cache() {
+    let node = Node::new();
+    let first = node.start("B", &["--gpu-memory-utilization", "0.5"]).await;
+    let used = node.used();
+    // Half the device, less the activations that profiling found.
+    assert!(used > 22_500 * MIB && used <= 22_522 * MIB, "{} MiB", used / MIB);
+    let mut second = node.launch("A", &["--gpu-memory-utilization", "0.9"]);
+    assert_eq!(second.ended().await.code(), Some(1));
+    assert!(second.log().contains("less than desired GPU memory utilization"), "{}", second.log());
+    assert_eq!(first.post("/sleep?level=1").await, 200);
+    let second = node.start("A", &["--gpu-memory-utilization", "0.9"]).await;
+    assert_eq!(second.text(3).await.split_whitespace().count(), 3);
+}
+
+#[tokio::test]
+async fn a_neighbour_that_gives_memory_back_while_profiling_fails_the_start() {
+    let node = Node::new();
+    let me = hotbunk_sim::ledger::Owner::current().unwrap();
+    node.ledger.allocate(me, "neighbour", 36 << 30).unwrap();
+    // Slow enough to act between its first look at the device and profiling.
+    let mut engine = node.launch("B", &["--speed", "40"]);
+    until("some weights", async || node.used() > (36 << 30) + 600 * MIB).await;
+    node.ledger.free(me, "neighbour", 36 << 30).unwrap();
+    assert_eq!(engine.ended().await.code(), Some(1));
+    assert!(engine.log().contains("Error in memory profiling"), "{}", engine.log());
+}
+
+#[tokio::test]
+async fn the_first_start_is_cold_and_the_next_is_warm() {
+    let node = Node::new();
+    let cache = tempfile::tempdir().unwrap();
+    let flags = ["--cache-dir", cache.path().to_str().unwrap(), "--speed", "400"];
+    for _ in 0..2 {
+        drop(node.start("B", &flags).await);
+    }
+    let took: Vec<u64> = node.operations().iter().map(|o| o.ended_ns - o.began_ns).collect();
+    assert!(took.len() == 2 && took[0] > took[1] + took[1] / 2, "{took:?}");
+}
+
+#[tokio::test]
+async fn the_first_offload_pins_host_memory_for_good() {
+    let node = Node::new();
+    let engine = node.start("B", &["--host-scale", "64"]).await;
+    let rss = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", engine.core())).unwrap();
+        let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap().to_owned();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
+    };
+    let before = rss();
+    assert_eq!(engine.post("/sleep?level=1").await, 200);
+    let pinned = rss() - before;
+    let expected = 6738 * MIB / 64;
+    assert!(pinned > expected * 9 / 10 && pinned < expected * 11 / 10, "{pinned} of {expected}");
+    assert_eq!(engine.post("/wake_up").await, 200);
+    assert!(rss() >= before + expected * 9 / 10, "not given back");
+    assert_eq!(engine.post("/sleep?level=1").await, 200);
+    assert!(rss() < before + expected * 11 / 10, "nor taken again");
+}

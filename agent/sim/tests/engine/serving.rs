@@ -1,0 +1,160 @@
+//! Completions, errors, routes, metrics.
+
+use crate::harness::{End, Node};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+/// 17 words: 26 prompt tokens for A, 25 for B, with the chat template; so do 25 words as a plain completion.
+const CHAT: &str = "Tell me in a few plain words how two sailors share one bunk by night and day.";
+const PLAIN: &str = "Tell me in a few plain words how two sailors can share one bunk by shifts so that nobody on \
+                     board must sleep on deck.";
+
+#[tokio::test]
+async fn plain_and_streamed_answers_agree_always() {
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    let text = engine.text(40).await;
+    assert_eq!(text, engine.text(40).await);
+    let mut stream = engine.stream(40).await;
+    assert_eq!(stream.end().await, End::Finish("length".into()));
+    assert_eq!((stream.text, stream.tokens), (text, 40));
+}
+
+#[tokio::test]
+async fn the_reference_prompt_has_26_and_25_tokens() {
+    let node = Node::new();
+    for (name, tokens) in [("A", 26), ("B", 25)] {
+        let engine = node.start(name, &[]).await;
+        let chat = json!({ "messages": [{ "role": "user", "content": CHAT }], "max_tokens": 2 });
+        let plain = json!({ "prompt": PLAIN, "max_tokens": 2 });
+        for (path, body) in [("/v1/chat/completions", chat), ("/v1/completions", plain)] {
+            let (status, answer) = engine.post_json(path, &body).await;
+            assert_eq!((status, &answer["usage"]["prompt_tokens"]), (200, &json!(tokens)), "{name} {path}");
+            assert_eq!(answer["usage"]["completion_tokens"], 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn chat_streams_carry_role_usage_and_logprobs() {
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    let body = json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "hello there" }] }],
+        "max_tokens": 3, "temperature": 0, "stream": true, "logprobs": true, "ignore_eos": true,
+        "stream_options": { "include_usage": true } });
+    let response = engine.client.post(engine.url("/v1/chat/completions")).json(&body).send().await.unwrap();
+    assert!(response.headers()["content-type"].to_str().unwrap().starts_with("text/event-stream"));
+    let text = response.text().await.unwrap();
+    assert!(text.ends_with("data: [DONE]\n\n"));
+    let events: Vec<Value> =
+        text.lines().filter_map(|l| serde_json::from_str(l.strip_prefix("data: ")?).ok()).collect();
+    assert_eq!(events.len(), 5);
+    assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
+    assert!(events[1]["choices"][0]["logprobs"]["content"][0]["logprob"].as_f64().unwrap() < 0.0);
+    assert_eq!(events[3]["choices"][0]["finish_reason"], "length");
+    assert_eq!(
+        events[4]["usage"],
+        json!({ "prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13 })
+    );
+    assert_eq!(events[4]["choices"], json!([]));
+}
+
+#[tokio::test]
+async fn generation_ends_by_itself_unless_told_to_ignore_it() {
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    let body = json!({ "prompt": "an end", "max_tokens": 3000, "temperature": 0 });
+    let (_, answer) = engine.post_json("/v1/completions", &body).await;
+    assert_eq!(answer["choices"][0]["finish_reason"], "stop");
+    let seeded = json!({ "prompt": "an end", "max_tokens": 8, "temperature": 0.7, "seed": 5 });
+    let other = json!({ "prompt": "an end", "max_tokens": 8, "temperature": 0.7, "seed": 6 });
+    let mut texts = Vec::new();
+    for body in [&seeded, &seeded, &other] {
+        texts.push(engine.post_json("/v1/completions", body).await.1["choices"][0]["text"].clone());
+    }
+    assert!(texts[0] == texts[1] && texts[0] != texts[2]);
+}
+
+#[tokio::test]
+async fn bad_requests_are_told_why_in_openai_form() {
+    let node = Node::new();
+    let engine = node.start("B", &["--max-model-len", "100"]).await;
+    for (body, status, word) in [
+        (json!({ "model": "nobody", "prompt": "x" }), 404, "`nobody` does not exist"),
+        (json!({ "prompt": "x", "max_tokens": 0 }), 400, "at least 1"),
+        (json!({ "prompt": "x", "max_tokens": 100 }), 400, "maximum context length is 100"),
+        (json!({ "prompt": "x", "stream_options": { "include_usage": true } }), 400, "Stream options"),
+        (json!({ "prompt": "x", "temperature": -1 }), 400, "non-negative"),
+        (json!({ "max_tokens": 1 }), 400, "Field required"),
+        (json!({ "prompt": "x", "max_tokens": "many" }), 400, "max_tokens"),
+    ] {
+        let (got, answer) = engine.post_json("/v1/completions", &body).await;
+        let message = answer["error"]["message"].as_str().unwrap_or_default().to_owned();
+        assert!(got == status && answer["error"]["code"] == status, "{body}: {got} {answer}");
+        assert!(message.contains(word) || word == "max_tokens", "{message}");
+    }
+    let broken = engine.client.post(engine.url("/v1/completions")).header("content-type", "application/json");
+    assert_eq!(broken.body("{\"prompt\":").send().await.unwrap().status(), 400);
+    let form = engine.client.post(engine.url("/v1/completions")).body("prompt=x").send().await.unwrap();
+    assert_eq!(form.status(), 415);
+    let (status, _) = engine.post_json("/v1/chat/completions", &json!({ "messages": [] })).await;
+    assert_eq!(status, 400);
+}
+
+#[tokio::test]
+async fn routes_are_those_of_the_release_and_openapi_lists_exactly_them() {
+    let node = Node::new();
+    for (version, has, lacks) in [
+        ("0.8.5", vec!["/sleep"], vec!["/collective_rpc", "/pause", "/release_kv_cache_memory"]),
+        ("0.16", vec!["/collective_rpc", "/pause", "/abort_requests"], vec!["/release_kv_cache_memory"]),
+        ("0.31", vec!["/release_kv_cache_memory", "/reset_encoder_cache"], vec!["/weight_checker"]),
+        ("0.32", vec!["/weight_checker"], vec![]),
+    ] {
+        let engine = node.start("B", &["--version", version, "--kv-cache-memory-bytes", "256MiB"]).await;
+        let told: Value = engine.get("/version").await.json().await.unwrap();
+        assert!(told["version"].as_str().unwrap().starts_with(version));
+        let document: Value = engine.get("/openapi.json").await.json().await.unwrap();
+        let paths = document["paths"].as_object().unwrap();
+        assert!(has.iter().all(|p| paths.contains_key(*p)) && lacks.iter().all(|p| !paths.contains_key(*p)));
+        for path in lacks {
+            assert_eq!(engine.post(path).await, 404, "{version} {path}");
+        }
+        assert_eq!(engine.get("/sleep").await.status(), 405);
+        let head = engine.client.request(Method::HEAD, engine.url("/health")).send().await.unwrap();
+        assert_eq!(head.status(), 405);
+    }
+}
+
+#[tokio::test]
+async fn metrics_move_only_with_the_engines_steps() {
+    let node = Node::new();
+    let engine = node.start("B", &["--enable-server-load-tracking", "--speed", "40"]).await;
+    let mut stream = engine.stream(1500).await;
+    stream.until(5).await;
+    assert_eq!(engine.metric("vllm:num_requests_running{").await, Some(1.0));
+    assert!(engine.metric("vllm:kv_cache_usage_perc{").await.unwrap() > 0.0);
+    engine.until_load(1).await;
+    stream.end().await;
+    engine.until_load(0).await;
+    assert_eq!(engine.metric("vllm:num_requests_running{").await, Some(0.0));
+    assert_eq!(engine.metric("vllm:generation_tokens_total{").await, Some(1500.0));
+    assert_eq!(engine.metric("vllm:iteration_tokens_total_count{").await, Some(1500.0));
+    let models: Value = engine.get("/v1/models").await.json().await.unwrap();
+    assert_eq!(
+        (&models["data"][0]["id"], &models["data"][0]["max_model_len"]),
+        (&json!("Qwen3-1.7B"), &json!(4096))
+    );
+}
+
+#[tokio::test]
+async fn a_client_that_goes_ends_its_request() {
+    let node = Node::new();
+    let engine = node.start("B", &["--speed", "2"]).await;
+    let mut stream = engine.stream(3000).await;
+    stream.until(2).await;
+    drop(stream);
+    crate::harness::until("the request's end", async || {
+        engine.metric("vllm:num_requests_running{").await == Some(0.0)
+    })
+    .await;
+}
