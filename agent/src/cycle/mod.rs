@@ -17,15 +17,20 @@ use crate::config::cycle_plan::{CyclePlan, PlannedStep};
 use crate::config::{Config, cycle_plan};
 use crate::control::EventLog;
 use crate::effects::Hands;
+use crate::events::Recorder;
 use crate::switcher::Handle;
 use hotbunk_api::cycle::{CycleRun, PlanSource, PlanSummary};
 use hotbunk_api::error::{ApiError, ErrorCode};
+use hotbunk_core::tier::Tier;
 use run::Run;
 pub use shown::Shown;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tokio::sync::watch;
 
+/// Longest wait for an engine's counts.
+const QUESTION: Duration = Duration::from_secs(5);
 /// Runs that are remembered beside the journal.
 const REMEMBERED: usize = 32;
 
@@ -125,12 +130,45 @@ impl Cycles {
             }
             PlanSource::Inline { origin, text } => CyclePlan::parse(text, Path::new(origin)),
         };
-        let invalid = |d: crate::config::Diagnostics| {
-            ApiError::new(ErrorCode::PlanInvalid, format!("the cycle plan has errors\n{}", d.render(false)))
-        };
         let (plan, _) = plan.map_err(invalid)?;
+        self.expand(plan, options)
+    }
+
+    /// Expands a plan for this node.
+    ///
+    /// # Errors
+    /// Everything that keeps it from working here.
+    pub fn expand(
+        &self,
+        plan: CyclePlan,
+        options: &cycle_plan::Options,
+    ) -> Result<(CyclePlan, Vec<PlannedStep>), ApiError> {
         let steps = plan.expand(&self.engine_names(), options).map_err(invalid)?;
         Ok((plan, steps))
+    }
+
+    /// Journal and metrics.
+    pub fn recorder(&self) -> &Recorder {
+        &self.parts.hands.recorder
+    }
+
+    /// Whether nothing is being served.
+    ///
+    /// # Errors
+    /// What is, or that it cannot be told.
+    pub async fn in_flight(&self, switcher: &Handle) -> Result<(), String> {
+        let node = switcher.node();
+        for id in node.ids().filter(|id| node.engine(*id).tier == Tier::Awake) {
+            let slot = self.parts.hands.slot(id);
+            let Some(client) = slot.client() else { continue };
+            let name = &slot.config.name;
+            match client.in_flight(QUESTION).await.map(|n| n.is_idle()) {
+                Ok(Some(true)) => {}
+                Ok(Some(false)) => return Err(format!("{name} is serving requests")),
+                Ok(None) | Err(_) => return Err(format!("{name} does not tell whether it is serving requests")),
+            }
+        }
+        Ok(())
     }
 
     /// Begins a run.
@@ -182,4 +220,9 @@ impl Cycles {
         known.cancel.send_replace(true);
         Some(known.shown.get())
     }
+}
+
+fn invalid(diagnostics: crate::config::Diagnostics) -> ApiError {
+    let text = diagnostics.render(false);
+    ApiError::new(ErrorCode::PlanInvalid, format!("the cycle plan has errors\n{text}"))
 }

@@ -22,7 +22,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 /// What each request of a load round asks. With this sentence the reference's models count 26 and 25 prompt tokens.
-const PROMPT: &str = hotbunk_sim::LOAD_PROMPT;
+const PROMPT: &str = "TODO";
 /// One request of a load round.
 const REQUEST: Duration = Duration::from_secs(300);
 

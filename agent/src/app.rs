@@ -1,0 +1,373 @@
+//! The agent: builds every part in order, and takes them down in order.
+//!
+//! ```text
+//!   configuration (checked before anything is bound or started)
+//!     └─ directories, journal (its lock keeps a second agent away)
+//!          └─ what a former agent left: proven ours, stopped, said
+//!               └─ device and host samplers ─ switcher ─ cycles ─ schedule
+//!                    └─ listeners: control socket, /metrics
+//!                         └─ engines start
+//! ```
+//!
+//! Shutdown goes the other way: no new work, what runs is finished, engines are stopped by their grace, then the
+//! listeners close.
+
+use crate::backend::Backend;
+use crate::clock;
+use crate::config::{self, Config};
+use crate::control::{self, Allow, EventLog, Socket};
+use crate::cycle::{Cycles, Parts};
+use crate::device::{self, Sampler, Timing};
+use crate::effects::{EngineSlot, Hands, chain};
+use crate::events::{Context, Incident, Recorder};
+use crate::host::{HostMemory, HostSampler};
+use crate::journal::record::Record;
+use crate::journal::{self, Journal};
+use crate::metrics::{self, Metrics};
+use crate::process::{self, Shims};
+use crate::schedule;
+use crate::switcher::{Admission, Board, Handle, Order, Switcher, spec};
+use anyhow::{Context as _, bail};
+use hotbunk_api::event::Happening;
+use hotbunk_core::event::{By, Drain, Event, Request};
+use hotbunk_core::ids::EngineId;
+use hotbunk_core::state::{Footprint, Node};
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+/// Name of the journal in the state directory.
+pub const JOURNAL: &str = "journal.db";
+/// How long the first look at a device may take before the agent goes on without it.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
+/// Events that a client of the control API may be behind.
+const EVENTS: usize = 1024;
+/// Batches of samples that may wait for the journal.
+const BATCHES: usize = 64;
+
+/// A running agent.
+#[derive(Debug)]
+pub struct App {
+    /// What it was built from.
+    pub config: Arc<Config>,
+    /// Commands and state.
+    pub switcher: Handle,
+    /// Everything at the edge.
+    pub hands: Arc<Hands>,
+    /// Cycles.
+    pub cycles: Cycles,
+    /// Where `/metrics` listens.
+    pub metrics_address: Option<SocketAddr>,
+    /// The control API's socket.
+    pub control_socket: PathBuf,
+    /// What it says to those who follow.
+    pub events: Arc<EventLog>,
+    stop: watch::Sender<bool>,
+    tasks: Vec<JoinHandle<()>>,
+    switcher_task: JoinHandle<()>,
+}
+
+impl App {
+    /// Builds and starts everything; engines begin to start when it returns.
+    ///
+    /// # Errors
+    /// What keeps the agent from running at all, with what to do. Engines that cannot start are no such thing.
+    pub async fn start(config: Config, engines: Engines) -> anyhow::Result<App> {
+        let config = Arc::new(config);
+        for dir in [&config.node.state_dir, &config.node.runtime_dir] {
+            private_dir(dir)?;
+        }
+        let options = journal::Options {
+            keep_entries: config.journal.retention,
+            keep_samples: config.journal.sample_retention,
+            max_bytes: config.journal.max_bytes,
+            ..journal::Options::default()
+        };
+        let (journal, opened) = Journal::open_with(config.node.state_dir.join(JOURNAL), options)?;
+        let metrics = Metrics::new();
+        let recorder = Recorder::new(journal, metrics.clone());
+        let started = Record::AgentStarted {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            boot_id: opened.boot_id.clone(),
+        };
+        recorder.record_one(&Context::none(), started).await.context("the journal cannot be written")?;
+        if let Some(incident) = Incident::of_open(&opened) {
+            drop(recorder.record_one(&Context::none(), incident).await);
+        }
+        stop_predecessors(&config, &recorder).await?;
+
+        let sampler = devices(&config).await?;
+        let memory = |name: &str| {
+            let at = config.devices.iter().position(|d| d.name == name)?;
+            sampler.info(device_id(at)).map(|info| info.usable_bytes())
+        };
+        let host_total = HostMemory::read().ok().map(|m| m.total);
+        let mut node = Node::new(
+            spec::engines(&config, memory),
+            spec::devices(&config, memory),
+            spec::policy(&config, host_total),
+            opened.next_operation.0,
+        );
+        let slots: Vec<Arc<EngineSlot>> = config
+            .engines
+            .iter()
+            .enumerate()
+            .map(|(at, e)| {
+                metrics.engine(&e.name);
+                Arc::new(EngineSlot::new(e.clone(), config.fingerprint(at).unwrap_or_default()))
+            })
+            .collect();
+        remember_footprints(&mut node, &slots, &recorder).await;
+
+        let (inputs, received) = mpsc::unbounded_channel();
+        let trees = slots.clone();
+        let host = HostSampler::spawn(move || process_trees(&trees), config.node.sampling.host)
+            .context("the host sampler cannot be started")?;
+        let shims = Shims {
+            state_dir: config.node.state_dir.clone(),
+            runtime_dir: config.node.runtime_dir.clone(),
+            shim_exe: PathBuf::from("/proc/self/exe"),
+            use_cgroup: true,
+        };
+        let hands = Arc::new(Hands { engines: slots, sampler, host, shims, recorder, inputs });
+        let events = Arc::new(EventLog::new(EVENTS));
+        let board = Board::new(Arc::clone(&events));
+        let (switcher, handle) =
+            Switcher::new(node, Arc::clone(&hands), received, board, config.node.reconcile_interval);
+        let (stop, stopping) = watch::channel(false);
+        let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
+        let mut tasks = sample_tasks(&hands);
+        tasks.push(tokio::spawn(metrics::upkeep(metrics.clone())));
+        let cycles = Cycles::new(Parts {
+            switcher: handle.clone(),
+            hands: Arc::clone(&hands),
+            config: Arc::clone(&config),
+            events: Arc::clone(&events),
+        });
+
+        let metrics_address = match config.node.metrics_listen {
+            None => None,
+            Some(address) => {
+                let listener = TcpListener::bind(address).await.with_context(|| {
+                    format!("/metrics cannot listen on {address}; set `metrics_listen` to another address")
+                })?;
+                let bound = listener.local_addr().ok();
+                tasks.push(tokio::spawn(serve_metrics(listener, metrics, stopping.clone())));
+                bound
+            }
+        };
+        let control_socket = config.node.control_socket();
+        let socket = Socket::bind(&control_socket, None)?;
+        let backend = Backend::new(Arc::clone(&config), handle.clone(), Arc::clone(&hands), cycles.clone(), Arc::clone(&events));
+        tasks.push(tokio::spawn(serve_control(socket, backend, stopping.clone())));
+        tasks.extend(schedule::tasks(&config, &cycles, &handle));
+
+        let awake = match engines {
+            Engines::Start => {
+                handle.tell(Event::Boot { awake: awake_at_start(&config) });
+                config.policy.awake_at_start.first().copied()
+            }
+            Engines::Leave => None,
+        };
+        tracing::info!(
+            control = %control_socket.display(),
+            metrics = metrics_address.map(|a| a.to_string()),
+            engines = config.engines.len(),
+            awake = awake.map(|at| config.engines[at].name.clone()),
+            "the agent is up"
+        );
+        Ok(App {
+            config,
+            switcher: handle,
+            hands,
+            cycles,
+            metrics_address,
+            control_socket,
+            events,
+            stop,
+            tasks,
+            switcher_task,
+        })
+    }
+
+    /// Ends what runs, stops every engine by its grace, and closes. What is not over by the configured limit, or when
+    /// `hurry` comes, is killed.
+    pub async fn shutdown(self, reason: &str, hurry: impl Future<Output = ()>) {
+        self.events.publish(clock::epoch(), Happening::Stopping { reason: reason.to_owned() });
+        self.switcher.tell(Event::Close);
+        let orderly = self.stop_engines();
+        let limit = tokio::time::sleep(self.config.node.shutdown_grace);
+        tokio::select! {
+            () = orderly => {}
+            () = limit => tracing::warn!("not everything ended in time; what is left is killed"),
+            () = hurry => tracing::warn!("told to hurry; what is left is killed"),
+        }
+        for slot in &self.hands.engines {
+            slot.stop(Duration::ZERO).await;
+        }
+        let stopped = Record::AgentStopped { reason: reason.to_owned() };
+        drop(self.hands.recorder.record_one(&Context::none(), stopped).await);
+        self.stop.send_replace(true);
+        // The listeners end by themselves; the rest only ever waits.
+        drop(self.switcher_task.await);
+        for task in self.tasks {
+            task.abort();
+        }
+        drop(self.hands.recorder.journal().flush().await);
+        self.hands.recorder.journal().clone().close().await;
+        tracing::info!("the agent has stopped");
+    }
+
+    async fn stop_engines(&self) {
+        for engine in self.switcher.node().ids() {
+            let request = Request::Stop { engine, drain: Drain { deadline: Some(Duration::ZERO), policy: None } };
+            let order = Order { request, by: By::Agent, run: None, client: None };
+            match self.switcher.submit(order).await {
+                Admission::Begun(id) | Admission::Queued(id) | Admission::Joined(id) => {
+                    self.switcher.wait(id).await;
+                }
+                Admission::Nothing(_) | Admission::Refused(_) => {}
+            }
+        }
+    }
+}
+
+/// Whether the engines start with the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Engines {
+    /// Those that the configuration says so of.
+    Start,
+    /// None: a cycle starts them.
+    Leave,
+}
+
+fn device_id(at: usize) -> hotbunk_core::ids::DeviceId {
+    hotbunk_core::ids::DeviceId(u16::try_from(at).unwrap_or(u16::MAX))
+}
+
+fn awake_at_start(config: &Config) -> Option<EngineId> {
+    let first = config.policy.awake_at_start.first()?;
+    Some(EngineId(u16::try_from(*first).unwrap_or(u16::MAX)))
+}
+
+fn private_dir(dir: &std::path::Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::DirBuilderExt;
+    std::fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o750)
+        .create(dir)
+        .with_context(|| format!("{} cannot be made; create it, or name another in the configuration", dir.display()))
+}
+
+/// Until engines are re-adopted, those of a former agent are stopped: proven ours, and said.
+async fn stop_predecessors(config: &Config, recorder: &Recorder) -> anyhow::Result<()> {
+    let scan = process::find_predecessors(&config.node.state_dir)?;
+    for left in &scan.left_alone {
+        tracing::warn!(record = %left.path.display(), pids = ?left.pids, why = left.why, "left alone");
+    }
+    for predecessor in &scan.predecessors {
+        let engine = predecessor.engine().to_owned();
+        let pid = predecessor.incarnation().map_or(predecessor.state.shim.pid, |i| i.pid);
+        let grace = config.engines.iter().find(|e| e.name == engine).map_or(Duration::from_secs(10), |e| e.stop_grace);
+        let report = process::stop_tree(predecessor, grace).await?;
+        if !report.left.is_empty() {
+            bail!("engine {engine} of a former agent (pid {pid}) cannot be ended; end it by hand, then start the agent again");
+        }
+        drop(recorder.record_one(&Context::none(), Incident::PredecessorStopped { engine, pid }).await);
+    }
+    Ok(())
+}
+
+async fn devices(config: &Config) -> anyhow::Result<Sampler> {
+    let source = |d: &config::Device| match &d.source {
+        config::Source::Nvml(config::Selector::Uuid(uuid)) => device::Source::Nvml(device::Selector::Uuid(uuid.clone())),
+        config::Source::Nvml(config::Selector::Index(index)) => device::Source::Nvml(device::Selector::Index(*index)),
+        config::Source::Simulated { ledger } => device::Source::simulated(ledger.clone()),
+        config::Source::None => device::Source::None,
+    };
+    let specs =
+        config.devices.iter().map(|d| device::DeviceSpec { name: d.name.clone(), source: source(d) }).collect();
+    let timing = Timing {
+        rest: config.node.sampling.device,
+        fast: config.node.sampling.handoff,
+        ..Timing::default()
+    };
+    let sampler = Sampler::spawn(specs, config.node.nvml_library.clone(), timing)?;
+    for (name, outcome) in sampler.opened(FIRST_LOOK).await {
+        match outcome {
+            Ok(info) => tracing::info!(device = name, uuid = info.uuid, model = info.model, "device found"),
+            Err(error) if error.is_configuration() => bail!("{}", error.sentence()),
+            Err(error) => tracing::warn!(
+                device = name,
+                error = error.sentence(),
+                "the device cannot be read: handoffs, which need to see memory released, are refused until it can be"
+            ),
+        }
+    }
+    Ok(sampler)
+}
+
+/// What was measured before counts until it is measured again, if the engine is started with the same settings.
+async fn remember_footprints(node: &mut Node, slots: &[Arc<EngineSlot>], recorder: &Recorder) {
+    let rows = match recorder.journal().read(|reader| reader.footprints()).await {
+        Ok(rows) => rows,
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "footprints measured before are not known");
+            return;
+        }
+    };
+    for (at, slot) in slots.iter().enumerate() {
+        let ours = rows
+            .iter()
+            .filter(|row| row.engine == slot.config.name && row.fingerprint.as_ref() == Some(&slot.fingerprint));
+        for row in ours {
+            let footprint = Footprint { device: row.device_bytes, host: row.host_bytes };
+            node.engines[at].footprints[row.tier as usize] = Some(footprint);
+        }
+    }
+}
+
+fn process_trees(slots: &[Arc<EngineSlot>]) -> HashMap<String, Vec<u32>> {
+    slots.iter().filter_map(|slot| Some((slot.config.name.clone(), slot.process()?.pids()))).collect()
+}
+
+fn sample_tasks(hands: &Arc<Hands>) -> Vec<JoinHandle<()>> {
+    let mut device_rows = hands.sampler.subscribe(BATCHES);
+    let mut host_rows = hands.host.subscribe(BATCHES);
+    let (device_recorder, host_recorder) = (hands.recorder.clone(), hands.recorder.clone());
+    vec![
+        tokio::spawn(async move {
+            while let Some(rows) = device_rows.recv().await {
+                device_recorder.samples(rows);
+            }
+        }),
+        tokio::spawn(async move {
+            while let Some(rows) = host_rows.recv().await {
+                host_recorder.host_samples(rows);
+            }
+        }),
+    ]
+}
+
+async fn until(mut stop: watch::Receiver<bool>) {
+    // The sender lives as long as the agent.
+    let _ = stop.wait_for(|stop| *stop).await;
+}
+
+async fn serve_metrics(listener: TcpListener, metrics: Metrics, stop: watch::Receiver<bool>) {
+    if let Err(error) = metrics::serve(listener, metrics, until(stop)).await {
+        tracing::error!(error = chain(&error), "/metrics");
+    }
+}
+
+async fn serve_control(socket: Socket, backend: Backend, stop: watch::Receiver<bool>) {
+    if let Err(error) = control::serve(socket, backend, Allow::own(None), until(stop)).await {
+        tracing::error!(error = chain(&error), "control API");
+    }
+}

@@ -1,0 +1,195 @@
+//! `doctor`: what the agent finds when it looks around, and what to do about it.
+
+use crate::config::{Config, Facts, Severity};
+use crate::device::Health;
+use crate::effects::Hands;
+use crate::process::{Ownership, port_belongs_to};
+use crate::switcher::Handle;
+use hotbunk_api::doctor::{DoctorCheck, DoctorReport, DoctorVerdict};
+use hotbunk_core::ids::DeviceId;
+use hotbunk_core::ledger::{self, human};
+use hotbunk_core::plan::{self, Ask};
+use hotbunk_core::program::Step;
+use hotbunk_core::state::Node;
+use hotbunk_core::tier::Tier;
+use std::path::{Path, PathBuf};
+
+/// Everything that can be looked at without changing anything.
+pub async fn examine(config: &Config, switcher: &Handle, hands: &Hands) -> DoctorReport {
+    let node = switcher.node();
+    let mut checks = vec![configuration(config)];
+    checks.extend((0..node.devices.len()).map(|at| device(&node, hands, at)));
+    checks.push(host_memory(&node, hands));
+    checks.push(cgroup());
+    for id in node.ids() {
+        let slot = hands.slot(id);
+        checks.push(program(&slot.config.name, &slot.config.command));
+        checks.push(port(&slot.config.name, slot.config.port, slot.process().map(|p| p.pids())));
+        checks.push(engine(&node, hands, id));
+    }
+    for to in node.ids() {
+        checks.extend(handoff(&node, to));
+    }
+    DoctorReport { checks }
+}
+
+fn check(name: impl Into<String>, verdict: DoctorVerdict, found: impl Into<String>) -> DoctorCheck {
+    DoctorCheck { name: name.into(), verdict, found: found.into(), help: None }
+}
+
+fn configuration(config: &Config) -> DoctorCheck {
+    let name = "configuration";
+    match crate::config::load(&config.file, &Facts::of_this_machine()) {
+        Ok((_, warnings)) if warnings.is_empty() => {
+            check(name, DoctorVerdict::Ok, format!("{} has no problems", config.file.display()))
+        }
+        Ok((_, warnings)) => check(name, DoctorVerdict::Warning, warnings.render(false)),
+        Err(problems) if problems.problems().iter().all(|p| p.severity == Severity::Warning) => {
+            check(name, DoctorVerdict::Warning, problems.render(false))
+        }
+        Err(problems) => DoctorCheck {
+            help: Some("the agent still runs with the file as it was when it started".to_owned()),
+            ..check(name, DoctorVerdict::Error, problems.render(false))
+        },
+    }
+}
+
+fn device(node: &Node, hands: &Hands, at: usize) -> DoctorCheck {
+    let id = DeviceId(u16::try_from(at).unwrap_or(u16::MAX));
+    let name = format!("device {}", node.device(id).spec.name);
+    let model = hands.sampler.info(id).map_or("unknown".to_owned(), |i| format!("{} {}", i.model, i.uuid));
+    let used = hands.sampler.latest(id).map_or("unknown".to_owned(), |r| human(r.used));
+    match hands.sampler.health(id) {
+        Health::Ok => {
+            let foreign = node.device(id).foreign;
+            let verdict = if foreign > 0 { DoctorVerdict::Warning } else { DoctorVerdict::Ok };
+            check(name, verdict, format!("{model}, {used} used, {} of it by nobody of ours", human(foreign)))
+        }
+        Health::NotWatched => {
+            check(name, DoctorVerdict::Skipped, "not watched: switches are verified by probes alone, as configured")
+        }
+        health @ Health::Degraded { .. } => check(name, DoctorVerdict::Warning, health.to_string()),
+        health @ Health::Lost { .. } => DoctorCheck {
+            help: Some("handoffs are refused until it can be read again".to_owned()),
+            ..check(name, DoctorVerdict::Error, health.to_string())
+        },
+    }
+}
+
+fn host_memory(node: &Node, hands: &Hands) -> DoctorCheck {
+    let need: u64 = node
+        .engines
+        .iter()
+        .filter(|e| e.may_rest_in(Tier::Level1))
+        .filter_map(ledger::host_need)
+        .sum();
+    let Some(budget) = node.policy.host_budget else {
+        return check("host memory", DoctorVerdict::Skipped, "the machine's memory is not known");
+    };
+    let available = hands.host.memory().map_or("unknown".to_owned(), |m| human(m.available));
+    let found = format!(
+        "level 1 of all engines pins {}, {} may be used, {available} are available now",
+        human(need),
+        human(budget)
+    );
+    if need <= budget {
+        check("host memory", DoctorVerdict::Ok, found)
+    } else {
+        DoctorCheck {
+            help: Some("engines that do not fit are put to sleep at level 2 or stopped".to_owned()),
+            ..check("host memory", DoctorVerdict::Warning, found)
+        }
+    }
+}
+
+fn cgroup() -> DoctorCheck {
+    match crate::process::cgroup_root() {
+        Some(root) => check("cgroup", DoctorVerdict::Ok, format!("engines get cgroups under {}", root.display())),
+        None => check("cgroup", DoctorVerdict::Warning, "no writable cgroup v2: engines are swept by their process tree")
+            ,
+    }
+}
+
+fn program(engine: &str, command: &[String]) -> DoctorCheck {
+    let name = format!("engine {engine}: program");
+    let Some(program) = command.first() else { return check(name, DoctorVerdict::Error, "its command is empty") };
+    match find_program(program) {
+        Some(path) => check(name, DoctorVerdict::Ok, path.display().to_string()),
+        None => DoctorCheck {
+            help: Some("name it by its whole path".to_owned()),
+            ..check(name, DoctorVerdict::Error, format!("`{program}` is not found"))
+        },
+    }
+}
+
+fn find_program(program: &str) -> Option<PathBuf> {
+    if program.contains('/') {
+        return Some(Path::new(program).to_owned()).filter(|p| p.is_file());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|dir| dir.join(program)).find(|p| p.is_file())
+}
+
+fn port(engine: &str, port: u16, pids: Option<Vec<u32>>) -> DoctorCheck {
+    let name = format!("engine {engine}: port {port}");
+    match (port_belongs_to(port, pids.as_deref().unwrap_or_default()), pids.is_some()) {
+        (Ownership::Ours, _) => check(name, DoctorVerdict::Ok, "its own process listens"),
+        (Ownership::NobodyListens, false) => check(name, DoctorVerdict::Ok, "free"),
+        (Ownership::NobodyListens, true) => check(name, DoctorVerdict::Warning, "its process runs and does not listen"),
+        (Ownership::Foreign { pid }, _) => DoctorCheck {
+            help: Some("end it, or give the engine another port".to_owned()),
+            ..check(name, DoctorVerdict::Error, format!("somebody else listens{}", pid.map_or(String::new(), |p| format!(": pid {p}"))))
+        },
+        (Ownership::Unknown { why }, _) => check(name, DoctorVerdict::Skipped, why),
+    }
+}
+
+fn engine(node: &Node, hands: &Hands, id: hotbunk_core::ids::EngineId) -> DoctorCheck {
+    let e = node.engine(id);
+    let name = format!("engine {}: vLLM", e.spec.name);
+    let Some(caps) = e.capabilities else {
+        return check(name, DoctorVerdict::Skipped, format!("not running ({})", e.condition_word()));
+    };
+    let version = hands.slot(id).facts().version.unwrap_or_else(|| caps.version.to_string());
+    let can = [
+        ("level 1", caps.can_level1()),
+        ("level 2", caps.can_level2()),
+        ("parking", caps.can_park() && !e.cannot_park),
+        ("freezing requests", caps.can_freeze_into_level1()),
+        ("retry after a failed sleep", caps.is_retry_safe()),
+    ];
+    let list = |wanted: bool| {
+        let words: Vec<&str> = can.iter().filter(|(_, can)| *can == wanted).map(|(word, _)| *word).collect();
+        if words.is_empty() { "nothing".to_owned() } else { words.join(", ") }
+    };
+    let found = format!("{version}, {} workers; can: {}; cannot: {}", caps.workers, list(true), list(false));
+    if e.restart_only {
+        let help = Some("its rehearsal failed; see the journal, mend the cause, then `ctl reset` and restart it".to_owned());
+        return DoctorCheck { help, ..check(name, DoctorVerdict::Error, format!("{found}; switched by restart only")) };
+    }
+    if !caps.can_level1() {
+        let help = Some("start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1".to_owned());
+        return DoctorCheck { help, ..check(name, DoctorVerdict::Error, format!("{found}; no sleep routes")) };
+    }
+    check(name, DoctorVerdict::Ok, found)
+}
+
+/// What a switch to an engine would do now, and whether something would make it faster.
+fn handoff(node: &Node, to: hotbunk_core::ids::EngineId) -> Option<DoctorCheck> {
+    let e = node.engine(to);
+    if e.is_serving() {
+        return None;
+    }
+    let name = format!("switch to {}", e.spec.name);
+    let ask = Ask { to, strategy: node.policy.strategy, leave: node.policy.leave, drain: node.policy.drain };
+    Some(match plan::choose(node, &ask) {
+        Err(refusal) => check(name, DoctorVerdict::Warning, refusal.to_string()),
+        Ok(chosen) => {
+            let steps: Vec<String> = chosen.steps.iter().map(|s: &Step| s.sentence(node)).collect();
+            let found = format!("{}; first token in about {:.2} s", steps.join(", then "), chosen.first_token.as_secs_f64());
+            let faster = plan::faster(node, &ask, chosen.first_token);
+            let help = (!faster.is_empty()).then(|| format!("`ctl explain {}` says what would make it faster", e.spec.name));
+            DoctorCheck { help, ..check(name, DoctorVerdict::Ok, found) }
+        }
+    })
+}
