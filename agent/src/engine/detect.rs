@@ -154,7 +154,7 @@ impl Client {
         }
     }
 
-    async fn probe_routes(&self, budget: Budget) -> Result<Routes, Error> {
+    pub(super) async fn probe_routes(&self, budget: Budget) -> Result<Routes, Error> {
         let mut there = Vec::new();
         for path in CONTROL {
             match self.get(path, budget.left()).await {
