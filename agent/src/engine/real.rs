@@ -182,7 +182,7 @@ async fn a_real_server_behaves_as_the_contract_says() {
         ignore_eos: true,
         deadline: LONG,
     };
-    let round = run_round(client.target(), &spec).await;
+    let round = run_round(client.target(), &spec).await.unwrap();
     for r in &round.results {
         let ttft = r.first_token.map(|t| (t - r.began) as f64 / 1e6);
         eprintln!("ttft {ttft:?} ms, {:?} of {:?} tokens, {:?}", r.output_tokens, r.prompt_tokens, r.error);
