@@ -21,6 +21,16 @@ struct Counts {
     now: AtomicUsize,
     most: AtomicUsize,
     all: AtomicUsize,
+    closed: AtomicUsize,
+}
+
+/// Counts the end of an answer, however it comes.
+struct Closing(Arc<Counts>);
+
+impl Drop for Closing {
+    fn drop(&mut self) {
+        self.0.closed.fetch_add(1, SeqCst);
+    }
 }
 
 fn token(text: &str) -> String {
@@ -64,11 +74,13 @@ async fn answer(State(counts): State<Arc<Counts>>, body: Bytes) -> Response {
         other => panic!("unknown prompt {other}"),
     }
     let hang = prompt == "hang";
+    let closing = Closing(counts.clone());
     let parts = stream::iter(parts).then(|part| async {
         tokio::task::yield_now().await;
         part
     });
     let left = stream::once(async move {
+        let _closing = closing;
         if hang {
             std::future::pending::<()>().await;
         }
@@ -131,11 +143,12 @@ async fn every_way_to_fail_has_its_error() {
 #[tokio::test]
 async fn a_deadline_is_a_timeout_and_keeps_the_first_token() {
     let (target, _) = server().await;
-    let after = Duration::from_millis(300);
+    // Time enough for a first token on a busy machine.
+    let after = Duration::from_secs(2);
     let timed = probe(&target, &ProbeSpec { deadline: after, ..spec("hang") }).await;
     assert_eq!(timed.error, Some(Error::Timeout { after, first_token: true }));
     assert!(timed.first_token.is_some());
-    assert!(timed.ended - timed.sent >= 300_000_000);
+    assert!(timed.ended - timed.sent >= 2_000_000_000);
 }
 
 #[tokio::test]
@@ -164,7 +177,7 @@ fn round(prompt: &str, requests: u32, concurrency: u32) -> RoundSpec {
 #[tokio::test]
 async fn a_round_sends_all_and_keeps_to_its_concurrency() {
     let (target, counts) = server().await;
-    let done = run_round(&target, &round("ok", 40, 4)).await;
+    let done = run_round(&target, &round("ok", 40, 4)).await.unwrap();
     assert!(done.passed());
     assert_eq!(done.results.len(), 40);
     assert_eq!(counts.all.load(SeqCst), 40);
@@ -179,8 +192,30 @@ async fn a_round_sends_all_and_keeps_to_its_concurrency() {
 #[tokio::test]
 async fn a_round_counts_failures_and_ends() {
     let (target, _) = server().await;
-    let done = run_round(&target, &round("abort", 5, 9)).await;
+    let done = run_round(&target, &round("abort", 5, 9)).await.unwrap();
     assert_eq!(done.results.iter().filter(|r| r.error == Some(Error::Aborted) && !r.ok).count(), 5);
     assert!(!done.passed());
-    assert!(run_round(&target, &round("ok", 0, 1)).await.results.is_empty());
+    assert!(run_round(&target, &round("ok", 0, 1)).await.unwrap().results.is_empty());
+}
+
+#[tokio::test]
+async fn dropping_a_round_ends_its_requests() {
+    let (target, counts) = server().await;
+    let spec = round("hang", 8, 3);
+    let running = run_round(&target, &spec);
+    let mut running = std::pin::pin!(running);
+    while counts.now.load(SeqCst) < 3 {
+        let tick = Duration::from_millis(5);
+        assert!(
+            tokio::time::timeout(tick, running.as_mut()).await.is_err(),
+            "a hanging round ends at its deadline only"
+        );
+    }
+    running.set(run_round(&target, &spec));
+    let began = std::time::Instant::now();
+    while counts.closed.load(SeqCst) < 3 {
+        assert!(began.elapsed() < LONG, "{} of 3 streams were closed", counts.closed.load(SeqCst));
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert_eq!(counts.all.load(SeqCst), 3, "the second round was never begun");
 }

@@ -100,12 +100,14 @@ fn routes(has: impl Fn(&str) -> bool) -> Routes {
     }
 }
 
-/// Tensor × pipeline parallel size out of the configuration as vLLM prints it (`tensor_parallel_size=2, …`).
+/// Tensor × pipeline parallel size out of the configuration as it is printed (`tensor_parallel_size=2, …` by vLLM,
+/// `"tensor_parallel_size":2` where somebody prints it as JSON).
 fn workers_in(config: &str) -> Option<u16> {
     let size = |name: &str| {
-        let (_, after) = config.split_once(&format!("{name}="))?;
-        let digits: String = after.chars().take_while(char::is_ascii_digit).collect();
-        digits.parse::<u16>().ok()
+        let (_, after) = config.split_once(name)?;
+        let digits = after.trim_start_matches(['"', ':', '=', ' ']);
+        let end = digits.find(|c: char| !c.is_ascii_digit()).unwrap_or(digits.len());
+        digits[..end].parse::<u16>().ok()
     };
     size("tensor_parallel_size")?.checked_mul(size("pipeline_parallel_size").unwrap_or(1))
 }
@@ -154,7 +156,7 @@ impl Client {
         }
     }
 
-    async fn probe_routes(&self, budget: Budget) -> Result<Routes, Error> {
+    pub(super) async fn probe_routes(&self, budget: Budget) -> Result<Routes, Error> {
         let mut there = Vec::new();
         for path in CONTROL {
             match self.get(path, budget.left()).await {
@@ -194,7 +196,9 @@ mod tests {
         let text = "model='/m', load_format=auto, tensor_parallel_size=2, pipeline_parallel_size=3, data_parallel_size=1";
         assert_eq!(workers_in(text), Some(6));
         assert_eq!(workers_in("tensor_parallel_size=4"), Some(4));
+        assert_eq!(workers_in(r#"{"tensor_parallel_size":3,"x":1}"#), Some(3));
         assert_eq!(workers_in("model='/m'"), None);
+        assert_eq!(workers_in("tensor_parallel_size=None"), None);
         assert_eq!(workers_in("tensor_parallel_size=65535, pipeline_parallel_size=9"), None);
     }
 

@@ -5,11 +5,12 @@
 //! builds every sample of the 900 lines, and those at hand split labels at every comma and brace, which model names may
 //! contain. Names changed little (CONTRACT section 2); each field below is `None` where the release does not have it.
 //!
-//! What the figures mean, seen on real 0.32: `running` is raised with the step that yields a request's first token and
-//! back at 0 within a few milliseconds of the last; it is stale for requests that have reached the API server and not
-//! yet a step, and says nothing about requests queued in a sleeping engine. `/load` has neither gap, but counts only
-//! under `--enable-server-load-tracking`, and loses a request whose client hangs up a moment before the engine does.
-//! Reading `/metrics` costs the API server about 7 ms, `/load` about 1 ms.
+//! What the figures mean, seen on real 0.32. `running` is raised with the step that yields a request's first token and
+//! is back at 0 with the step after the last, some milliseconds later; between steps it stands still. So it keeps its
+//! last value while requests are frozen (1 for a frozen stream), and knows nothing of requests that have reached the API
+//! server and no step yet, nor of those queued in a sleeping engine. `/load` has no such gap, but answers 0 whatever
+//! runs unless the server was started with `--enable-server-load-tracking`, and loses a request whose client hangs up a
+//! moment before the engine does. Reading `/metrics` costs the API server about 7 ms, `/load` about 1 ms.
 
 use super::{Client, Error};
 use serde::Deserialize;
@@ -310,6 +311,20 @@ mod tests {
                     release_kv_cache: operation(0.008351299999731054, 2),
                 },
             }
+        );
+    }
+
+    #[test]
+    fn real_0_32_with_four_streams() {
+        let p = Progress::parse(include_str!("fixtures/metrics-0.32.0-running.txt"));
+        assert_eq!(
+            (p.running, p.waiting, p.generated, p.steps),
+            (Some(4), Some(0), Some(15_833), Some(15_665))
+        );
+        assert_eq!(p.heartbeat(), Some(31_498));
+        assert_eq!(
+            p.operations.sleep,
+            Some(Operation { seconds: 21.51480042599951, ended: 26, in_flight: 0 })
         );
     }
 

@@ -34,6 +34,8 @@ mod state;
 #[cfg(test)]
 mod fake;
 #[cfg(test)]
+mod real;
+#[cfg(test)]
 mod tests;
 
 pub use canary::{Canary, Depth, Mismatch};

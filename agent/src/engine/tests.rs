@@ -12,7 +12,7 @@ const LONG: Duration = Duration::from_secs(30);
 /// For what never ends.
 const SHORT: Duration = Duration::from_millis(200);
 /// For what never ends, but must have been asked once before: long enough on a busy machine.
-const ENOUGH: Duration = Duration::from_millis(1500);
+const ENOUGH: Duration = Duration::from_millis(2500);
 
 /// Listens, reads a request, hangs up.
 async fn hangs_up() -> Client {

@@ -4,9 +4,11 @@ use crate::clock::now;
 use crate::error::Error;
 use crate::probe::ProbeSpec;
 use crate::stream;
-use crate::target::{Api, Target};
+use crate::target::{Api, Target, client};
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use std::convert::Infallible;
 use std::time::Duration;
+use tokio::sync::oneshot;
 
 /// What a round sends.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,9 +68,51 @@ impl Round {
 
 /// Sends a round and waits for its last request. Dropping the future ends the requests in flight.
 ///
-/// All requests run in the caller's task: at the rates in question the work of a chunk is a few microseconds, less than
-/// what moving it between threads costs.
-pub async fn run_round(target: &Target, spec: &RoundSpec) -> Round {
+/// The round runs on a thread of its own, with connections of its own: connection and reader then never wake each other
+/// across threads, which made a chunk cost 4.7 µs instead of 14 µs (8 streams of 3,500 tokens/s, 4 at a time, two cores:
+/// 6.5 % of a core instead of 20 %). What it costs is one connect for each request in flight.
+///
+/// # Errors
+/// [`Error::Client`] where the thread or its HTTP client cannot be had. Failed requests are results, not errors.
+pub async fn run_round(target: &Target, spec: &RoundSpec) -> Result<Round, Error> {
+    let (done, result) = oneshot::channel();
+    // Dropped with this future: the thread sees it and ends.
+    let (_alive, gone) = oneshot::channel::<Infallible>();
+    let (target, spec) = (target.clone(), spec.clone());
+    let work = move || {
+        let round = on_this_thread(&target, &spec, gone);
+        // Nobody listens any more where the future was dropped.
+        let _ = done.send(round);
+    };
+    let spawned = std::thread::Builder::new().name("load".to_owned()).spawn(work);
+    spawned.map_err(|e| Error::Client { reason: format!("no thread for the load: {e}") })?;
+    match result.await {
+        Ok(Ok(Some(round))) => Ok(round),
+        Ok(Err(e)) => Err(e),
+        Ok(Ok(None)) | Err(_) => Err(Error::Client { reason: "the load's thread ended early".to_owned() }),
+    }
+}
+
+/// `None` where the caller has gone.
+fn on_this_thread(
+    target: &Target,
+    spec: &RoundSpec,
+    gone: oneshot::Receiver<Infallible>,
+) -> Result<Option<Round>, Error> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| Error::Client { reason: format!("no runtime for the load: {e}") })?;
+    let target = Target { client: client()?, ..target.clone() };
+    Ok(runtime.block_on(async {
+        tokio::select! {
+            round = send_all(&target, spec) => Some(round),
+            _ = gone => None,
+        }
+    }))
+}
+
+async fn send_all(target: &Target, spec: &RoundSpec) -> Round {
     let probe = ProbeSpec {
         api: spec.api,
         prompt: spec.prompt.clone(),
