@@ -31,6 +31,7 @@ use anyhow::{Context as _, bail};
 use hotbunk_api::event::Happening;
 use hotbunk_core::event::{By, Drain, Event, Request};
 use hotbunk_core::ids::EngineId;
+use hotbunk_core::spec::DrainPolicy;
 use hotbunk_core::state::{Footprint, Node};
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -164,7 +165,13 @@ impl App {
         };
         let control_socket = config.node.control_socket();
         let socket = Socket::bind(&control_socket, None)?;
-        let backend = Backend::new(Arc::clone(&config), handle.clone(), Arc::clone(&hands), cycles.clone(), Arc::clone(&events));
+        let backend = Backend::new(
+            Arc::clone(&config),
+            handle.clone(),
+            Arc::clone(&hands),
+            cycles.clone(),
+            Arc::clone(&events),
+        );
         tasks.push(tokio::spawn(serve_control(socket, backend, stopping.clone())));
         tasks.extend(schedule::tasks(&config, &cycles, &handle));
 
@@ -226,7 +233,8 @@ impl App {
 
     async fn stop_engines(&self) {
         for engine in self.switcher.node().ids() {
-            let request = Request::Stop { engine, drain: Drain { deadline: Some(Duration::ZERO), policy: None } };
+            let drain = Drain { policy: Some(DrainPolicy::Abort), deadline: None };
+            let request = Request::Stop { engine, drain };
             let order = Order { request, by: By::Agent, run: None, client: None };
             match self.switcher.submit(order).await {
                 Admission::Begun(id) | Admission::Queued(id) | Admission::Joined(id) => {
@@ -258,11 +266,9 @@ fn awake_at_start(config: &Config) -> Option<EngineId> {
 
 fn private_dir(dir: &std::path::Path) -> anyhow::Result<()> {
     use std::os::unix::fs::DirBuilderExt;
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o750)
-        .create(dir)
-        .with_context(|| format!("{} cannot be made; create it, or name another in the configuration", dir.display()))
+    std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir).with_context(|| {
+        format!("{} cannot be made; create it, or name another in the configuration", dir.display())
+    })
 }
 
 /// Until engines are re-adopted, those of a former agent are stopped: proven ours, and said.
@@ -274,10 +280,16 @@ async fn stop_predecessors(config: &Config, recorder: &Recorder) -> anyhow::Resu
     for predecessor in &scan.predecessors {
         let engine = predecessor.engine().to_owned();
         let pid = predecessor.incarnation().map_or(predecessor.state.shim.pid, |i| i.pid);
-        let grace = config.engines.iter().find(|e| e.name == engine).map_or(Duration::from_secs(10), |e| e.stop_grace);
+        let grace = config
+            .engines
+            .iter()
+            .find(|e| e.name == engine)
+            .map_or(Duration::from_secs(10), |e| e.stop_grace);
         let report = process::stop_tree(predecessor, grace).await?;
         if !report.left.is_empty() {
-            bail!("engine {engine} of a former agent (pid {pid}) cannot be ended; end it by hand, then start the agent again");
+            bail!(
+                "engine {engine} of a former agent (pid {pid}) cannot be ended; end it by hand, then start the agent again"
+            );
         }
         drop(recorder.record_one(&Context::none(), Incident::PredecessorStopped { engine, pid }).await);
     }
@@ -286,18 +298,22 @@ async fn stop_predecessors(config: &Config, recorder: &Recorder) -> anyhow::Resu
 
 async fn devices(config: &Config) -> anyhow::Result<Sampler> {
     let source = |d: &config::Device| match &d.source {
-        config::Source::Nvml(config::Selector::Uuid(uuid)) => device::Source::Nvml(device::Selector::Uuid(uuid.clone())),
-        config::Source::Nvml(config::Selector::Index(index)) => device::Source::Nvml(device::Selector::Index(*index)),
+        config::Source::Nvml(config::Selector::Uuid(uuid)) => {
+            device::Source::Nvml(device::Selector::Uuid(uuid.clone()))
+        }
+        config::Source::Nvml(config::Selector::Index(index)) => {
+            device::Source::Nvml(device::Selector::Index(*index))
+        }
         config::Source::Simulated { ledger } => device::Source::simulated(ledger.clone()),
         config::Source::None => device::Source::None,
     };
-    let specs =
-        config.devices.iter().map(|d| device::DeviceSpec { name: d.name.clone(), source: source(d) }).collect();
-    let timing = Timing {
-        rest: config.node.sampling.device,
-        fast: config.node.sampling.handoff,
-        ..Timing::default()
-    };
+    let specs = config
+        .devices
+        .iter()
+        .map(|d| device::DeviceSpec { name: d.name.clone(), source: source(d) })
+        .collect();
+    let timing =
+        Timing { rest: config.node.sampling.device, fast: config.node.sampling.handoff, ..Timing::default() };
     let sampler = Sampler::spawn(specs, config.node.nvml_library.clone(), timing)?;
     for (name, outcome) in sampler.opened(FIRST_LOOK).await {
         match outcome {
@@ -323,9 +339,9 @@ async fn remember_footprints(node: &mut Node, slots: &[Arc<EngineSlot>], recorde
         }
     };
     for (at, slot) in slots.iter().enumerate() {
-        let ours = rows
-            .iter()
-            .filter(|row| row.engine == slot.config.name && row.fingerprint.as_ref() == Some(&slot.fingerprint));
+        let ours = rows.iter().filter(|row| {
+            row.engine == slot.config.name && row.fingerprint.as_ref() == Some(&slot.fingerprint)
+        });
         for row in ours {
             let footprint = Footprint { device: row.device_bytes, host: row.host_bytes };
             node.engines[at].footprints[row.tier as usize] = Some(footprint);

@@ -100,7 +100,8 @@ impl Backend {
     }
 
     fn known(&self, number: OperationId) -> Result<Operation, ApiError> {
-        let unknown = || ApiError::new(ErrorCode::Internal, format!("operation {} is not on the board", number.0));
+        let unknown =
+            || ApiError::new(ErrorCode::Internal, format!("operation {} is not on the board", number.0));
         self.parts.switcher.board().by_number(number).ok_or_else(unknown)
     }
 }
@@ -115,7 +116,8 @@ fn unknown_operation(id: &str) -> ApiError {
 }
 
 fn unknown_run(id: &str) -> ApiError {
-    ApiError::new(ErrorCode::UnknownRun, format!("there is no run `{id}`")).help("`ctl cycle list` shows the runs")
+    ApiError::new(ErrorCode::UnknownRun, format!("there is no run `{id}`"))
+        .help("`ctl cycle list` shows the runs")
 }
 
 impl control::Backend for Backend {
@@ -134,7 +136,9 @@ impl control::Backend for Backend {
         let client = Client { id: id.clone(), request, initiator };
         let order = Order { request: core, by: By::Operator, run: None, client: Some(client) };
         match self.parts.switcher.submit(order).await {
-            Admission::Begun(number) | Admission::Queued(number) | Admission::Joined(number) => self.known(number),
+            Admission::Begun(number) | Admission::Queued(number) | Admission::Joined(number) => {
+                self.known(number)
+            }
             Admission::Nothing(_) => self.operation(&id).await,
             Admission::Refused(refusal) => Err(translate::refusal(&refusal, self.parts.switcher.board())),
         }
@@ -271,7 +275,7 @@ impl control::Backend for Backend {
     }
 
     async fn logs(&self, engine: &str, lines: u32) -> Result<LogTail, ApiError> {
-        Ok(logs::tail(&self.slot(engine)?, lines).await)
+        Ok(logs::tail(self.slot(engine)?.as_ref(), lines).await)
     }
 
     async fn follow_logs(&self, engine: &str, lines: u32) -> Result<LogStream, ApiError> {
@@ -294,8 +298,8 @@ impl control::Backend for Backend {
         };
         let one = |p: &config::Problem| Diagnostic {
             error: p.severity == Severity::Error,
-            line: u32::try_from(p.line).ok(),
-            column: u32::try_from(p.column).ok(),
+            line: p.position.and_then(|at| u32::try_from(at.line).ok()),
+            column: p.position.and_then(|at| u32::try_from(at.column).ok()),
             message: p.message.clone(),
             help: p.help.clone(),
         };

@@ -20,7 +20,6 @@ pub async fn examine(config: &Config, switcher: &Handle, hands: &Hands) -> Docto
     let mut checks = vec![configuration(config)];
     checks.extend((0..node.devices.len()).map(|at| device(&node, hands, at)));
     checks.push(host_memory(&node, hands));
-    checks.push(cgroup());
     for id in node.ids() {
         let slot = hands.slot(id);
         checks.push(program(&slot.config.name, &slot.config.command));
@@ -65,9 +64,11 @@ fn device(node: &Node, hands: &Hands, at: usize) -> DoctorCheck {
             let verdict = if foreign > 0 { DoctorVerdict::Warning } else { DoctorVerdict::Ok };
             check(name, verdict, format!("{model}, {used} used, {} of it by nobody of ours", human(foreign)))
         }
-        Health::NotWatched => {
-            check(name, DoctorVerdict::Skipped, "not watched: switches are verified by probes alone, as configured")
-        }
+        Health::NotWatched => check(
+            name,
+            DoctorVerdict::Skipped,
+            "not watched: switches are verified by probes alone, as configured",
+        ),
         health @ Health::Degraded { .. } => check(name, DoctorVerdict::Warning, health.to_string()),
         health @ Health::Lost { .. } => DoctorCheck {
             help: Some("handoffs are refused until it can be read again".to_owned()),
@@ -77,12 +78,8 @@ fn device(node: &Node, hands: &Hands, at: usize) -> DoctorCheck {
 }
 
 fn host_memory(node: &Node, hands: &Hands) -> DoctorCheck {
-    let need: u64 = node
-        .engines
-        .iter()
-        .filter(|e| e.may_rest_in(Tier::Level1))
-        .filter_map(ledger::host_need)
-        .sum();
+    let need: u64 =
+        node.engines.iter().filter(|e| e.may_rest_in(Tier::Level1)).filter_map(ledger::host_need).sum();
     let Some(budget) = node.policy.host_budget else {
         return check("host memory", DoctorVerdict::Skipped, "the machine's memory is not known");
     };
@@ -102,17 +99,11 @@ fn host_memory(node: &Node, hands: &Hands) -> DoctorCheck {
     }
 }
 
-fn cgroup() -> DoctorCheck {
-    match crate::process::cgroup_root() {
-        Some(root) => check("cgroup", DoctorVerdict::Ok, format!("engines get cgroups under {}", root.display())),
-        None => check("cgroup", DoctorVerdict::Warning, "no writable cgroup v2: engines are swept by their process tree")
-            ,
-    }
-}
-
 fn program(engine: &str, command: &[String]) -> DoctorCheck {
     let name = format!("engine {engine}: program");
-    let Some(program) = command.first() else { return check(name, DoctorVerdict::Error, "its command is empty") };
+    let Some(program) = command.first() else {
+        return check(name, DoctorVerdict::Error, "its command is empty");
+    };
     match find_program(program) {
         Some(path) => check(name, DoctorVerdict::Ok, path.display().to_string()),
         None => DoctorCheck {
@@ -135,10 +126,16 @@ fn port(engine: &str, port: u16, pids: Option<Vec<u32>>) -> DoctorCheck {
     match (port_belongs_to(port, pids.as_deref().unwrap_or_default()), pids.is_some()) {
         (Ownership::Ours, _) => check(name, DoctorVerdict::Ok, "its own process listens"),
         (Ownership::NobodyListens, false) => check(name, DoctorVerdict::Ok, "free"),
-        (Ownership::NobodyListens, true) => check(name, DoctorVerdict::Warning, "its process runs and does not listen"),
+        (Ownership::NobodyListens, true) => {
+            check(name, DoctorVerdict::Warning, "its process runs and does not listen")
+        }
         (Ownership::Foreign { pid }, _) => DoctorCheck {
             help: Some("end it, or give the engine another port".to_owned()),
-            ..check(name, DoctorVerdict::Error, format!("somebody else listens{}", pid.map_or(String::new(), |p| format!(": pid {p}"))))
+            ..check(
+                name,
+                DoctorVerdict::Error,
+                format!("somebody else listens{}", pid.map_or(String::new(), |p| format!(": pid {p}"))),
+            )
         },
         (Ownership::Unknown { why }, _) => check(name, DoctorVerdict::Skipped, why),
     }
@@ -164,12 +161,21 @@ fn engine(node: &Node, hands: &Hands, id: hotbunk_core::ids::EngineId) -> Doctor
     };
     let found = format!("{version}, {} workers; can: {}; cannot: {}", caps.workers, list(true), list(false));
     if e.restart_only {
-        let help = Some("its rehearsal failed; see the journal, mend the cause, then `ctl reset` and restart it".to_owned());
-        return DoctorCheck { help, ..check(name, DoctorVerdict::Error, format!("{found}; switched by restart only")) };
+        let help = Some(
+            "its rehearsal failed; see the journal, mend the cause, then `ctl reset` and restart it"
+                .to_owned(),
+        );
+        return DoctorCheck {
+            help,
+            ..check(name, DoctorVerdict::Error, format!("{found}; switched by restart only"))
+        };
     }
     if !caps.can_level1() {
         let help = Some("start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1".to_owned());
-        return DoctorCheck { help, ..check(name, DoctorVerdict::Error, format!("{found}; no sleep routes")) };
+        return DoctorCheck {
+            help,
+            ..check(name, DoctorVerdict::Error, format!("{found}; no sleep routes"))
+        };
     }
     check(name, DoctorVerdict::Ok, found)
 }
@@ -186,9 +192,14 @@ fn handoff(node: &Node, to: hotbunk_core::ids::EngineId) -> Option<DoctorCheck> 
         Err(refusal) => check(name, DoctorVerdict::Warning, refusal.to_string()),
         Ok(chosen) => {
             let steps: Vec<String> = chosen.steps.iter().map(|s: &Step| s.sentence(node)).collect();
-            let found = format!("{}; first token in about {:.2} s", steps.join(", then "), chosen.first_token.as_secs_f64());
+            let found = format!(
+                "{}; first token in about {:.2} s",
+                steps.join(", then "),
+                chosen.first_token.as_secs_f64()
+            );
             let faster = plan::faster(node, &ask, chosen.first_token);
-            let help = (!faster.is_empty()).then(|| format!("`ctl explain {}` says what would make it faster", e.spec.name));
+            let help = (!faster.is_empty())
+                .then(|| format!("`ctl explain {}` says what would make it faster", e.spec.name));
             DoctorCheck { help, ..check(name, DoctorVerdict::Ok, found) }
         }
     })

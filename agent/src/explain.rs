@@ -27,7 +27,11 @@ pub fn explain(node: &Node, board: &Board, ask: &Ask) -> wire::Explanation {
         nothing_to_do: awake.then(|| format!("{} is awake already", engine.spec.name)),
         refused: chosen.as_ref().err().filter(|_| !awake).map(|r| translate::refusal(r, board)),
         chosen: chosen.as_ref().ok().filter(|_| !awake).map(|p| plan_out(node, ask, p)),
-        alternatives: if awake { Vec::new() } else { candidates.iter().map(|c| alternative(node, ask, c)).collect() },
+        alternatives: if awake {
+            Vec::new()
+        } else {
+            candidates.iter().map(|c| alternative(node, ask, c)).collect()
+        },
         faster: if awake || chosen.is_err() {
             Vec::new()
         } else {
@@ -95,7 +99,11 @@ fn faster(node: &Node, found: &Faster) -> wire::Faster {
                     order.as_str(),
                 ),
                 change: wire::Change::KvCache {
-                    engines: vec![wire::KvSize { engine: who, at_most_bytes: *at_most, now_bytes: Some(*now) }],
+                    engines: vec![wire::KvSize {
+                        engine: who,
+                        at_most_bytes: *at_most,
+                        now_bytes: Some(*now),
+                    }],
                 },
                 order: Some(order_out(*order)),
                 leave: Some(tier_out(*leave)),

@@ -1,17 +1,30 @@
 //! Hotbunk's agent: supervises vLLM servers that share a GPU, switches between them, measures every phase.
+//!
+//! Read [`app`] first: it builds every part in order. The decisions are in the crate `hotbunk_core`; [`switcher`] owns
+//! the state and asks it, [`effects`] does what it says, [`journal`] keeps what happened, [`report`] computes from that.
 
+pub mod app;
+pub mod backend;
+pub mod cli;
 pub mod clock;
 pub mod config;
 pub mod control;
 pub mod cycle;
+pub mod demo;
 pub mod device;
+pub mod doctor;
 pub mod effects;
 pub mod engine;
 pub mod events;
+pub mod explain;
 pub mod host;
 pub mod journal;
+pub mod logs;
 pub mod metrics;
 pub mod process;
 pub mod report;
+pub mod reports;
+pub mod schedule;
+pub mod status;
 pub mod switcher;
 pub mod translate;

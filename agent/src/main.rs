@@ -1,2 +1,5 @@
-//! Placeholder.
-fn main() {}
+//! `hotbunk-agent`: see [`hotbunk_agent::cli`].
+
+fn main() -> std::process::ExitCode {
+    hotbunk_agent::cli::main()
+}

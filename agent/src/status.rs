@@ -148,9 +148,9 @@ fn condition(node: &Node, switcher: &Handle, id: EngineId) -> wire::Condition {
     let e = node.engine(id);
     let operation = node.operation_on(&e.spec.devices);
     match &e.condition {
-        Condition::Moving if e.tier == Tier::Stopped => {
-            wire::Condition::Starting { for_s: operation.map(|op| clock::now().since(op.accepted).as_secs_f64()) }
-        }
+        Condition::Moving if e.tier == Tier::Stopped => wire::Condition::Starting {
+            for_s: operation.map(|op| clock::now().since(op.accepted).as_secs_f64()),
+        },
         Condition::Moving => {
             let id = operation.and_then(|op| switcher.board().by_number(op.id)).map(|o| o.id);
             wire::Condition::Moving { operation: id.unwrap_or_else(|| "unknown".to_owned()) }

@@ -93,8 +93,12 @@ pub fn failure(failure: &Failure, phase: Option<&str>) -> ApiError {
     };
     let error = ApiError::new(code, failure.detail.clone());
     match failure.cause {
-        Cause::DrainDeadline => error.help("give it longer (--deadline), or let requests be frozen or ended (--drain)"),
-        Cause::Gone | Cause::SpawnFailed | Cause::NotReady => error.help("look at the engine's log (`ctl logs`)"),
+        Cause::DrainDeadline => {
+            error.help("give it longer (--deadline), or let requests be frozen or ended (--drain)")
+        }
+        Cause::Gone | Cause::SpawnFailed | Cause::NotReady => {
+            error.help("look at the engine's log (`ctl logs`)")
+        }
         _ => error,
     }
 }
@@ -117,7 +121,9 @@ pub fn refusal(refusal: &Refusal, board: &Board) -> ApiError {
             Some(operation) => error.operation(operation.id),
             None => error,
         },
-        Refusal::NoPlan(_) | Refusal::NoRoom { .. } => error.help("`ctl explain ENGINE` shows what would fit"),
+        Refusal::NoPlan(_) | Refusal::NoRoom { .. } => {
+            error.help("`ctl explain ENGINE` shows what would fit")
+        }
         _ => error,
     }
 }

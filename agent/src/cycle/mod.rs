@@ -123,8 +123,11 @@ impl Cycles {
             PlanSource::Named { name } => {
                 let Some((name, text)) = cycle_plan::BUILT_IN.iter().find(|(known, _)| known == name) else {
                     let known: Vec<&str> = cycle_plan::BUILT_IN.iter().map(|(name, _)| *name).collect();
-                    return Err(ApiError::new(ErrorCode::UnknownPlan, format!("there is no cycle plan `{name}`"))
-                        .help(format!("plans: {}; or give the path of a plan file", known.join(", "))));
+                    return Err(ApiError::new(
+                        ErrorCode::UnknownPlan,
+                        format!("there is no cycle plan `{name}`"),
+                    )
+                    .help(format!("plans: {}; or give the path of a plan file", known.join(", "))));
                 };
                 CyclePlan::parse(text, Path::new(&format!("{name}.toml")))
             }
@@ -165,7 +168,9 @@ impl Cycles {
             match client.in_flight(QUESTION).await.map(|n| n.is_idle()) {
                 Ok(Some(true)) => {}
                 Ok(Some(false)) => return Err(format!("{name} is serving requests")),
-                Ok(None) | Err(_) => return Err(format!("{name} does not tell whether it is serving requests")),
+                Ok(None) | Err(_) => {
+                    return Err(format!("{name} does not tell whether it is serving requests"));
+                }
             }
         }
         Ok(())

@@ -21,8 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// What each request of a load round asks. With this sentence the reference's models count 26 and 25 prompt tokens.
-const PROMPT: &str = "TODO";
+/// What each request of a load round asks: 25 words, of which the simulated models count 26 and 25 tokens, as the
+/// reference's models did of its prompt.
+const PROMPT: &str = "Two sailors share one bunk on a small ship and take turns by the watch so that it is \
+                      never cold and never empty at night";
 /// One request of a load round.
 const REQUEST: Duration = Duration::from_secs(300);
 
@@ -85,7 +87,9 @@ impl Run {
                 self.restore(&found).await;
                 Outcome::Cancelled
             }
-            Some(Stop::Failed(code, message)) => Outcome::Failed { code: code.clone(), message: message.clone() },
+            Some(Stop::Failed(code, message)) => {
+                Outcome::Failed { code: code.clone(), message: message.clone() }
+            }
         };
         // What was sampled up to here belongs to the run.
         self.parts.hands.sampler.flush().await;
@@ -166,7 +170,9 @@ impl Run {
         let outcome = match &result {
             Ok(()) => Outcome::Ok,
             Err(Stop::Cancelled) => Outcome::Cancelled,
-            Err(Stop::Failed(code, message)) => Outcome::Failed { code: code.clone(), message: message.clone() },
+            Err(Stop::Failed(code, message)) => {
+                Outcome::Failed { code: code.clone(), message: message.clone() }
+            }
         };
         let ids: Vec<String> = operations
             .iter()
@@ -174,7 +180,9 @@ impl Run {
             .collect();
         self.record(vec![Record::CycleStepEnded { index: place, operations, outcome }]).await;
         let error = match &result {
-            Err(Stop::Failed(code, message)) => Some(ApiError::new(ErrorCode::from_word(code), message.clone())),
+            Err(Stop::Failed(code, message)) => {
+                Some(ApiError::new(ErrorCode::from_word(code), message.clone()))
+            }
             Err(Stop::Cancelled) => Some(ApiError::new(ErrorCode::Cancelled, "the run was cancelled")),
             Ok(()) => None,
         };
@@ -185,9 +193,10 @@ impl Run {
             self.shown.change(|run| run.requests_ok += 1);
         }
         match result {
-            Err(Stop::Failed(code, message)) => {
-                Err(Stop::Failed(code, format!("step {}, {}: {message}", index + 1, shown::sentence(planned))))
-            }
+            Err(Stop::Failed(code, message)) => Err(Stop::Failed(
+                code,
+                format!("step {}, {}: {message}", index + 1, shown::sentence(planned)),
+            )),
             other => other,
         }
     }
@@ -266,7 +275,9 @@ impl Run {
         let id = match self.parts.switcher.submit(order).await {
             Admission::Begun(id) | Admission::Queued(id) | Admission::Joined(id) => id,
             Admission::Nothing(because) => return Err(Stop::Failed("refused".into(), because)),
-            Admission::Refused(refusal) => return Err(Stop::Failed(refusal.code().into(), refusal.to_string())),
+            Admission::Refused(refusal) => {
+                return Err(Stop::Failed(refusal.code().into(), refusal.to_string()));
+            }
         };
         operations.push(id);
         match self.parts.switcher.wait(id).await {
@@ -290,6 +301,7 @@ impl Run {
                 done = run_round(client.target(), spec) => done,
                 _ = cancelled.wait_for(|c| *c) => return Err(Stop::Cancelled),
             };
+            let done = done.map_err(|error| Stop::Failed("load_failed".into(), chain(&error)))?;
             let mut records: Vec<Record> = done
                 .results
                 .iter()
@@ -305,13 +317,22 @@ impl Run {
                     prompt_tokens: r.prompt_tokens,
                 })
                 .collect();
-            records.push(Record::LoadRound { index, round, began: Moment(done.began), ended: Moment(done.ended) });
+            records.push(Record::LoadRound {
+                index,
+                round,
+                began: Moment(done.began),
+                ended: Moment(done.ended),
+            });
             self.record(records).await;
             let ok = done.results.iter().filter(|r| r.ok).count();
             self.shown.change(|run| run.requests_ok += u64::try_from(ok).unwrap_or(0));
             if let Some(error) = done.results.iter().find_map(|r| r.error.as_ref()) {
                 let some = done.results.len() - ok;
-                failed.get_or_insert(format!("{some} of {} requests failed: {}", done.results.len(), chain(error)));
+                failed.get_or_insert(format!(
+                    "{some} of {} requests failed: {}",
+                    done.results.len(),
+                    chain(error)
+                ));
             }
         }
         failed.map_or(Ok(()), |message| Err(Stop::Failed("load_failed".into(), message)))

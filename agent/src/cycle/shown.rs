@@ -93,7 +93,13 @@ impl Shown {
         });
     }
 
-    pub(super) fn step_ended(&self, index: usize, seconds: f64, operations: Vec<String>, error: Option<ApiError>) {
+    pub(super) fn step_ended(
+        &self,
+        index: usize,
+        seconds: f64,
+        operations: Vec<String>,
+        error: Option<ApiError>,
+    ) {
         self.change(|run| {
             run.steps_done += 1;
             let Some(step) = run.steps.get_mut(index) else { return };
@@ -110,7 +116,10 @@ fn requests(step: &Planned) -> u64 {
     match step {
         Planned::Load { rounds, requests, .. } => u64::from(*rounds) * u64::from(*requests),
         Planned::Sleep { .. } => 0,
-        Planned::Start { .. } | Planned::SleepCycle { .. } | Planned::Activate { .. } | Planned::Handoff { .. } => 1,
+        Planned::Start { .. }
+        | Planned::SleepCycle { .. }
+        | Planned::Activate { .. }
+        | Planned::Handoff { .. } => 1,
     }
 }
 
@@ -119,7 +128,9 @@ pub(super) fn sentence(planned: &PlannedStep) -> String {
     match &planned.step {
         Planned::Start { engine, initial: true } => format!("start {engine}"),
         Planned::Start { engine, initial: false } => format!("restart {engine}"),
-        Planned::Load { engine, stage, concurrency, .. } => format!("load {engine}, {stage}, concurrency {concurrency}"),
+        Planned::Load { engine, stage, concurrency, .. } => {
+            format!("load {engine}, {stage}, concurrency {concurrency}")
+        }
         Planned::SleepCycle { engine, tier } => format!("{engine}: sleep at {tier}, wake, probe"),
         Planned::Sleep { engine, tier } => format!("{engine}: sleep at {tier}"),
         Planned::Activate { engine, .. } => format!("activate {engine}"),

@@ -98,7 +98,10 @@ impl EngineSlot {
         let c = &self.config;
         if let Ownership::Foreign { pid } = port_belongs_to(c.port, &[]) {
             let holder = pid.map_or("another process".to_owned(), |pid| format!("process {pid}"));
-            return Err(format!("port {} is taken by {holder}; end it, or give the engine another port", c.port));
+            return Err(format!(
+                "port {} is taken by {holder}; end it, or give the engine another port",
+                c.port
+            ));
         }
         let launch = Launch {
             engine: c.name.clone(),
@@ -106,7 +109,10 @@ impl EngineSlot {
             env: c.env.clone(),
             unset_env: c.unset_env.clone(),
             cwd: c.cwd.clone(),
-            log: LogPolicy { max_bytes: c.log.max_bytes, keep: usize::try_from(c.log.keep).unwrap_or(usize::MAX) },
+            log: LogPolicy {
+                max_bytes: c.log.max_bytes,
+                keep: usize::try_from(c.log.keep).unwrap_or(usize::MAX),
+            },
             grace: c.stop_grace,
         };
         let process = shims.spawn(launch).await.map_err(|e| chain(&e))?;
@@ -160,7 +166,9 @@ impl EngineSlot {
             Health::Gone { message } => return Asked::NotYet(message),
             Health::Unknown => return Asked::NotYet("/health does not answer".to_owned()),
             Health::Dead => return Asked::NotYet("/health says that the engine core is dead".to_owned()),
-            Health::Refused { status, message } => return Asked::NotYet(format!("/health answered {status}: {message}")),
+            Health::Refused { status, message } => {
+                return Asked::NotYet(format!("/health answered {status}: {message}"));
+            }
         }
         // The kernel knows whose socket it is; where it cannot be read, the model's id has to do.
         match port_belongs_to(self.config.port, &process.pids()) {
@@ -168,7 +176,10 @@ impl EngineSlot {
             Ownership::NobodyListens => return Asked::NotYet("nobody listens on its port".to_owned()),
             Ownership::Foreign { pid } => {
                 let holder = pid.map_or("a process".to_owned(), |pid| format!("process {pid}"));
-                return Asked::Never(format!("{holder} that is not ours answers on its port {}", self.config.port));
+                return Asked::Never(format!(
+                    "{holder} that is not ours answers on its port {}",
+                    self.config.port
+                ));
             }
         }
         let context_tokens = match client.identify(&self.config.model, QUESTION).await {
@@ -198,7 +209,11 @@ impl EngineSlot {
         let left = match process.stop(grace).await {
             Ok(report) => u32::try_from(report.left.len()).unwrap_or(u32::MAX),
             Err(error) => {
-                tracing::error!(engine = self.config.name, error = chain(&error), "its processes cannot be ended");
+                tracing::error!(
+                    engine = self.config.name,
+                    error = chain(&error),
+                    "its processes cannot be ended"
+                );
                 u32::try_from(process.pids().len()).unwrap_or(u32::MAX)
             }
         };

@@ -74,7 +74,8 @@ impl Hands {
         let hands = Arc::clone(self);
         let slot = self.slot(action.engine());
         let task = tokio::spawn(async move {
-            let must_be_fresh = matches!(action, Action::Call { .. } | Action::Stop { .. } | Action::Spawn { .. });
+            let must_be_fresh =
+                matches!(action, Action::Call { .. } | Action::Stop { .. } | Action::Spawn { .. });
             let before = hands.bytes(action.engine(), &purpose, must_be_fresh).await;
             let (result, pss) = hands.perform(&action, &purpose).await;
             let after = hands.bytes(action.engine(), &purpose, false).await;
@@ -112,7 +113,9 @@ impl Hands {
             (Action::Probe { kind, deadline, .. }, Some(client)) => {
                 self.probe(&slot, &client, *kind, *deadline, purpose).await
             }
-            (Action::WarmUp { deadline, .. }, Some(client)) => self.warm_up(&slot, &client, *deadline, purpose).await,
+            (Action::WarmUp { deadline, .. }, Some(client)) => {
+                self.warm_up(&slot, &client, *deadline, purpose).await
+            }
         };
         (result, None)
     }
@@ -125,7 +128,8 @@ impl Hands {
             let Some(client) = slot.client() else { return };
             let (sleeping, progress) = tokio::join!(client.is_sleeping(SURVEY), client.progress(SURVEY));
             let progress = progress.unwrap_or_default();
-            let in_flight = progress.running.zip(progress.waiting).map(|(running, waiting)| running + waiting);
+            let in_flight =
+                progress.running.zip(progress.waiting).map(|(running, waiting)| running + waiting);
             hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
             let survey = Survey { sleeping, running: progress.running, tokens: progress.heartbeat() };
             let _ = hands.inputs.send(Input::Event(Event::Surveyed { engine, generation, survey }));
@@ -155,7 +159,8 @@ impl Hands {
         };
         let configured =
             Record::Configured { engine: slot.config.name.clone(), fingerprint: slot.fingerprint.clone() };
-        let spawned = Record::Spawned { engine: slot.config.name.clone(), incarnation: process.incarnation() };
+        let spawned =
+            Record::Spawned { engine: slot.config.name.clone(), incarnation: process.incarnation() };
         self.tell(&purpose.context, vec![configured, spawned]).await;
         let mut events = process.events();
         let inputs = self.inputs.clone();
@@ -268,9 +273,13 @@ impl Hands {
         let result = client.probe(ask, deadline).await;
         let step = match (&result.end, result.first_token) {
             (ProbeEnd::Answered | ProbeEnd::Matched, Some(at)) => StepResult::Token { at },
-            (ProbeEnd::Answered | ProbeEnd::Matched, None) => StepResult::ProbeFailed("an answer without a token".into()),
+            (ProbeEnd::Answered | ProbeEnd::Matched, None) => {
+                StepResult::ProbeFailed("an answer without a token".into())
+            }
             (ProbeEnd::Mismatched(mismatch), _) => StepResult::Mismatch(mismatch.to_string()),
-            (ProbeEnd::Unknown, _) => StepResult::ProbeFailed(format!("no token within {} s", deadline.as_secs_f64())),
+            (ProbeEnd::Unknown, _) => {
+                StepResult::ProbeFailed(format!("no token within {} s", deadline.as_secs_f64()))
+            }
             (ProbeEnd::Failed(failure), _) => StepResult::ProbeFailed(chain(failure)),
         };
         self.tell(&purpose.context, vec![probe_record(slot, purpose.probe, &result)]).await;

@@ -54,7 +54,11 @@ impl WorkLog {
                     match reader.read_new() {
                         Ok(records) => all.extend(records.into_iter().filter_map(|r| within(r, from, to))),
                         Err(error) => {
-                            tracing::warn!(engine = slot.config.name, error = super::chain(&error), "operation log");
+                            tracing::warn!(
+                                engine = slot.config.name,
+                                error = super::chain(&error),
+                                "operation log"
+                            );
                             complete = false;
                         }
                     }

@@ -144,5 +144,9 @@ fn runtime(run: &Run<'_>) -> String {
     let mut said: Vec<&str> = run.versions.values().copied().collect();
     said.sort_unstable();
     said.dedup();
-    if said.is_empty() { run.runtime.to_owned() } else { run.runtime.replacen("unknown", &said.join(", "), 1) }
+    if said.is_empty() {
+        run.runtime.to_owned()
+    } else {
+        run.runtime.replacen("unknown", &said.join(", "), 1)
+    }
 }

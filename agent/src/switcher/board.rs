@@ -68,7 +68,9 @@ struct Shared {
 impl Board {
     /// An empty board that tells of its changes.
     pub fn new(events: Arc<EventLog>) -> Self {
-        Board { shared: Arc::new(Shared { entries: Mutex::default(), version: watch::Sender::new(0), events }) }
+        Board {
+            shared: Arc::new(Shared { entries: Mutex::default(), version: watch::Sender::new(0), events }),
+        }
     }
 
     fn entries(&self) -> MutexGuard<'_, VecDeque<Entry>> {
@@ -212,7 +214,8 @@ impl Board {
                 step.error = failure.as_ref().map(|f| translate::failure(f, Some(&step.phase)));
             }),
             Note::Ended { id, failure, accepted, first_token } => self.change(*id, |entry| {
-                let phase = entry.shown.steps.iter().find(|s| s.state == State::Failed).map(|s| s.phase.clone());
+                let phase =
+                    entry.shown.steps.iter().find(|s| s.state == State::Failed).map(|s| s.phase.clone());
                 entry.shown.error = failure.as_ref().map(|f| translate::failure(f, phase.as_deref()));
                 entry.shown.ended_at = Some(clock::epoch());
                 entry.shown.elapsed_s = clock::now().since(*accepted).as_secs_f64();

@@ -126,10 +126,22 @@ impl Handle {
         received.await.unwrap_or(Err(Refusal::Closing))
     }
 
+    /// Whether the owner still takes inputs and answers them.
+    pub async fn answers(&self) -> bool {
+        // An operation that never was: the answer is a refusal, and that is what shows that somebody is there.
+        let asked = self.cancel(OperationId(u64::MAX));
+        tokio::time::timeout(Duration::from_secs(10), asked).await.is_ok()
+    }
+
     /// The end of an operation.
     pub async fn wait(&self, id: OperationId) -> Option<Ended> {
         self.board.ended(id).await
     }
+}
+
+async fn stopped(stop: &mut watch::Receiver<bool>) {
+    // A sender that is gone means the same.
+    drop(stop.wait_for(|stop| *stop).await);
 }
 
 /// The owner.
@@ -199,7 +211,7 @@ impl Switcher {
                 },
                 () = wake => self.happened(Event::Tick, Around::default()).await,
                 _ = ticks.tick() => self.look_around().await,
-                _ = stop.wait_for(|stop| *stop) => return,
+                () = stopped(&mut stop) => return,
             }
         }
     }
@@ -316,7 +328,8 @@ impl Switcher {
     }
 
     fn purpose(&self, ticket: Ticket, action: &Action) -> Purpose {
-        let op = self.node.operations.iter().find(|op| op.current.as_ref().is_some_and(|c| c.ticket == ticket));
+        let op =
+            self.node.operations.iter().find(|op| op.current.as_ref().is_some_and(|c| c.ticket == ticket));
         let step = op.and_then(|op| op.current.as_ref()).map(|c| &c.step);
         let probe = match step {
             Some(Step::Probe { counted: true, .. }) => "probe",

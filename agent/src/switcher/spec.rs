@@ -66,7 +66,12 @@ fn engine(config: &Config, e: &config::Engine, memory: &impl Fn(&str) -> Option<
 /// vLLM's default of `--gpu-memory-utilization`.
 const VLLM_UTILIZATION: f64 = 0.9;
 
-#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss, reason = "a share of bytes")]
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    reason = "a share of bytes"
+)]
 fn share(bytes: u64, utilization: f64) -> u64 {
     (bytes as f64 * utilization.clamp(0.0, 1.0)) as u64
 }
@@ -118,4 +123,3 @@ pub fn drain(word: config::Drain) -> DrainPolicy {
         config::Drain::Abort => DrainPolicy::Abort,
     }
 }
-

@@ -46,7 +46,9 @@ impl Cx<'_> {
         let settled = e.condition == Condition::Settled;
         if tier == Tier::Stopped {
             let grace = e.spec.stop_grace;
-            let drain = (settled && e.tier == Tier::Awake).then_some(Step::Drain(engine));
+            // Requests that may be ended end with the process.
+            let waits = settled && e.tier == Tier::Awake && drain != DrainPolicy::Abort;
+            let drain = waits.then_some(Step::Drain(engine));
             return Ok([Some(Step::Close(engine)), drain]
                 .into_iter()
                 .flatten()

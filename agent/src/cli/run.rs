@@ -1,0 +1,133 @@
+//! `hotbunk-agent run`: the daemon.
+
+use super::{check, say};
+use crate::app::{App, Engines};
+use crate::config::{self, Config, DEFAULT_CONFIG, Facts, LogFormat};
+use clap::Args;
+use hotbunk_api::error::ExitCode as Code;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing_subscriber::EnvFilter;
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+pub(crate) struct RunArgs {
+    /// Configuration file.
+    #[arg(long, default_value = DEFAULT_CONFIG)]
+    config: PathBuf,
+    /// Start no engine; they wait for a command or a cycle.
+    #[arg(long)]
+    no_start: bool,
+}
+
+pub(crate) fn main(args: RunArgs) -> ExitCode {
+    let config = match config::load(&args.config, &Facts::of_this_machine()) {
+        Ok((config, warnings)) => {
+            check::show(&warnings);
+            config
+        }
+        Err(problems) => {
+            check::show(&problems);
+            say(&format!("{} has errors; nothing was started", args.config.display()));
+            return Code::BadFile.into();
+        }
+    };
+    logging(&config);
+    let engines = if args.no_start { Engines::Leave } else { Engines::Start };
+    block_on(daemon(config, engines))
+}
+
+/// Log lines to stderr, as configured; `RUST_LOG` has the last word.
+pub(crate) fn logging(config: &Config) {
+    let filter =
+        EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&config.node.log_filter));
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    // A second call within one process (tests) changes nothing.
+    let _ = match config.node.log_format {
+        LogFormat::Json => lines.json().try_init(),
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).try_init(),
+    };
+}
+
+/// Runs on the agent's own runtime.
+pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
+    match tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build() {
+        Ok(runtime) => {
+            let code = runtime.block_on(work);
+            // A driver call that hangs must not keep the process.
+            runtime.shutdown_timeout(Duration::from_secs(1));
+            code
+        }
+        Err(error) => {
+            say(&format!("the runtime cannot be started: {error}"));
+            Code::Failed.into()
+        }
+    }
+}
+
+async fn daemon(config: Config, engines: Engines) -> ExitCode {
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(error) => {
+            say(&format!("signals cannot be received: {error}"));
+            return Code::Failed.into();
+        }
+    };
+    let app = match App::start(config, engines).await {
+        Ok(app) => app,
+        Err(error) => {
+            say(&format!("error: {error:#}"));
+            return Code::Failed.into();
+        }
+    };
+    drop(sd_notify::notify(&[sd_notify::NotifyState::Ready]));
+    let watchdog = tokio::spawn(watchdog(app.switcher.clone()));
+    let reason = signals.next().await;
+    drop(sd_notify::notify(&[sd_notify::NotifyState::Stopping]));
+    say(&format!("{reason}: stopping all engines (again to kill them)"));
+    app.shutdown(reason, async {
+        signals.next().await;
+    })
+    .await;
+    watchdog.abort();
+    Code::Ok.into()
+}
+
+/// Tells systemd that the switcher still answers, not only that a timer runs.
+async fn watchdog(switcher: crate::switcher::Handle) {
+    let Some(limit) = sd_notify::watchdog_enabled() else { return };
+    let mut ticks = tokio::time::interval(limit / 3);
+    loop {
+        ticks.tick().await;
+        if switcher.answers().await {
+            drop(sd_notify::notify(&[sd_notify::NotifyState::Watchdog]));
+        }
+    }
+}
+
+/// SIGINT and SIGTERM.
+#[derive(Debug)]
+pub(crate) struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    pub(crate) fn new() -> std::io::Result<Self> {
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    /// The next one's name.
+    pub(crate) async fn next(&mut self) -> &'static str {
+        tokio::select! {
+            _ = self.interrupt.recv() => "SIGINT",
+            _ = self.terminate.recv() => "SIGTERM",
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Writing to people: a closed pipe is no error.
+
+use std::io::Write;
+
+/// Data, to stdout.
+pub fn out(text: &str) {
+    drop(std::io::stdout().lock().write_all(text.as_bytes()));
+}
+
+/// One line of anything else, to stderr.
+pub fn say(text: &str) {
+    let mut line = text.to_owned();
+    line.push('\n');
+    drop(std::io::stderr().lock().write_all(line.as_bytes()));
+}

@@ -1,0 +1,193 @@
+//! `hotbunk-agent demo`: the whole agent on two simulated engines and a simulated L20.
+//!
+//! Nothing in it is special: a configuration is written and read like any other, the engines are real child processes
+//! under their shims, the cycle goes the way of every cycle. Only the folder is its own.
+
+mod setup;
+mod show;
+
+use crate::app::{App, Engines};
+use crate::cli::{out, run, say};
+use crate::clock;
+use crate::config::{Facts, Strategy, cycle_plan};
+use crate::cycle::By;
+use crate::report;
+use crate::reports;
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use hotbunk_api::cycle::PlanSource;
+use hotbunk_api::error::ExitCode as Code;
+use hotbunk_api::report::Status;
+use hotbunk_api::words::State;
+use hotbunk_core::tier::Tier;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Arguments of `demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// What to run: `reference` (the reference report's cycle), `handoffs` (19 handoffs), `quick` (a short look).
+    #[arg(long, value_enum, default_value_t = Plan::Reference)]
+    plan: Plan,
+    /// How many times faster than real time; with `handoffs`, from the first handoff on.
+    #[arg(long, default_value_t = 20.0, value_parser = speed)]
+    speed: f64,
+    /// What is simulated.
+    #[arg(long, default_value = "l20")]
+    profile: String,
+    /// Strategy of the handoffs: auto, sleep-first, wake-first or park.
+    #[arg(long, value_parser = strategy)]
+    strategy: Option<Strategy>,
+    /// Tier that handoffs leave the outgoing engine in: parked, level1, level2 or stopped.
+    #[arg(long)]
+    leave: Option<Tier>,
+    /// Release of vLLM that is simulated.
+    #[arg(long, default_value = "0.31", value_name = "X.Y")]
+    vllm: String,
+    /// Folder for the report, the journal and the logs.
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Keep the agent up afterwards, for ctl, curl and scraping.
+    #[arg(long)]
+    stay: bool,
+}
+
+/// The plans that come with the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Plan {
+    Reference,
+    Handoffs,
+    Quick,
+}
+
+impl Plan {
+    fn name(self) -> &'static str {
+        match self {
+            Plan::Reference => "reference",
+            Plan::Handoffs => "handoffs",
+            Plan::Quick => "quick",
+        }
+    }
+}
+
+/// Starts and rehearsals of the `handoffs` plan run at this speed, whatever its handoffs run at.
+const START_SPEED: f64 = 20.0;
+
+fn speed(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(speed) if (0.01..=1000.0).contains(&speed) => Ok(speed),
+        _ => Err("a number from 0.01 to 1000; 1 is real time, 20 is twenty times faster".to_owned()),
+    }
+}
+
+fn strategy(text: &str) -> Result<Strategy, String> {
+    Strategy::ALL.into_iter().find(|s| s.as_str() == text).ok_or_else(|| {
+        let known: Vec<&str> = Strategy::ALL.iter().map(|s| s.as_str()).collect();
+        format!("one of {}", known.join(", "))
+    })
+}
+
+/// Runs the demo.
+pub fn main(args: DemoArgs) -> ExitCode {
+    run::block_on(async {
+        match demo(args).await {
+            Ok(code) => code.into(),
+            Err(error) => {
+                say(&format!("error: {error:#}"));
+                Code::Failed.into()
+            }
+        }
+    })
+}
+
+async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
+    let mut signals = run::Signals::new().context("signals cannot be received")?;
+    let engine_speed = if args.plan == Plan::Handoffs { START_SPEED } else { args.speed };
+    let setup = setup::Setup::make(&args, engine_speed)?;
+    let facts = Facts::of_this_machine();
+    let config = match crate::config::load(&setup.config_file, &facts) {
+        Ok((config, _)) => config,
+        Err(problems) => bail!("the demo's own configuration is refused\n{}", problems.render(false)),
+    };
+    run::logging(&config);
+    say(&format!(
+        "two simulated vLLM servers on a simulated L20, {} times faster than real time",
+        args.speed
+    ));
+    say(&format!("folder: {}", setup.dir.display()));
+    let app = App::start(config, Engines::Leave).await?;
+    say(&format!("control socket: {}", app.control_socket.display()));
+    if let Some(address) = app.metrics_address {
+        say(&format!("metrics: http://{address}/metrics"));
+    }
+    let source = PlanSource::Named { name: args.plan.name().to_owned() };
+    let options = cycle_plan::Options { strategy: args.strategy, leave: args.leave };
+    let (plan, steps) = app.cycles.read(&source, &options)?;
+    let run = format!("demo-{}", clock::wall().strftime("%Y%m%dT%H%M%S"));
+    let shown = app.cycles.begin(run.clone(), plan, steps, By::Demo)?;
+    let progress = show::Progress::follow(shown.watch());
+    let ended = tokio::select! {
+        ended = shown.over() => Some(ended),
+        _ = signals.next() => None,
+    };
+    progress.finish();
+    let Some(ended) = ended else {
+        say("interrupted: stopping the engines");
+        app.shutdown("interrupted", async {
+            signals.next().await;
+        })
+        .await;
+        setup.clean();
+        return Ok(Code::Interrupted);
+    };
+    let code = conclude(&app, &setup, &run, ended.state).await;
+    if args.stay && code.is_ok() {
+        stay(&app, &mut signals).await;
+    }
+    app.shutdown("the demo is over", async {
+        signals.next().await;
+    })
+    .await;
+    setup.clean();
+    code
+}
+
+/// Report, table, verdict.
+async fn conclude(app: &App, setup: &setup::Setup, run: &str, state: State) -> anyhow::Result<Code> {
+    let report = reports::of_run(app.hands.recorder.journal(), run).await?;
+    let path = setup.dir.join("switch-report.json");
+    let json = serde_json::to_string_pretty(&report).context("the report cannot be written as JSON")?;
+    std::fs::write(&path, json + "\n").with_context(|| format!("{} cannot be written", path.display()))?;
+    out(&report::table(&report));
+    let passed = report.status == Status::Pass && state == State::Succeeded;
+    out(&format!("report: {}\n", path.display()));
+    let socket = app.control_socket.display();
+    if passed {
+        out("next: hotbunk-agent demo --plan handoffs --speed 1 --strategy auto\n");
+    } else {
+        out(&format!("next: look at the engines' logs and the journal under {}\n", setup.dir.display()));
+        tracing::debug!(%socket, "failed");
+    }
+    Ok(if passed { Code::Ok } else { Code::Failed })
+}
+
+async fn stay(app: &App, signals: &mut run::Signals) {
+    let socket = app.control_socket.display();
+    say("the agent stays up; in another terminal:");
+    say(&format!("  export HOTBUNK_SOCKET={socket}"));
+    say("  cargo run --release -p hotbunk-ctl -- status");
+    say("  cargo run --release -p hotbunk-ctl -- switch B");
+    say(&format!("  curl --unix-socket {socket} http://localhost/v1/status"));
+    if let Some(address) = app.metrics_address {
+        say(&format!("  curl http://{address}/metrics"));
+    }
+    for slot in &app.hands.engines {
+        say(&format!(
+            "  curl {}/v1/completions -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"prompt\": \"hello\", \"max_tokens\": 8}}'",
+            slot.config.base_url(),
+            slot.config.model
+        ));
+    }
+    say("Ctrl-C ends it.");
+    signals.next().await;
+}
