@@ -246,7 +246,8 @@ impl Setup {
         self
     }
 
-    /// A line of `[node]`. It replaces a default line for the same key.
+    /// A line of `[node]`. It replaces a default line for the same key. `{dir}` becomes the node's directory, here and
+    /// everywhere in the configuration.
     #[must_use]
     pub fn node_line(mut self, line: &str) -> Self {
         self.node_lines.push(line.to_owned());
@@ -300,7 +301,7 @@ impl Setup {
             dir.path().display()
         );
         fs::write(dir.path().join("launch.sh"), launch).expect("the launcher");
-        let config = self.config(dir.path(), &profile);
+        let config = self.config(dir.path(), &profile).replace("{dir}", &dir.path().display().to_string());
         fs::write(dir.path().join("hotbunk.toml"), config).expect("the configuration");
         let engines = self.engines.iter().map(|e| {
             let model = profile.engine(&e.role).expect("a role of the profile").model.clone();

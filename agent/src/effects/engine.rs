@@ -1,9 +1,11 @@
 //! One engine at the edge: its process, its client, its canary; and how it is started, made ready and stopped.
 
+use super::flood;
 use crate::config;
 use crate::engine::{Canary, Client, Endpoint, Health, Identity};
 use crate::process::{EngineProcess, Launch, LogPolicy, Ownership, Shims, port_belongs_to};
 use hotbunk_core::capability::Capabilities;
+use rustix::process::Signal;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -31,6 +33,7 @@ struct Live {
     canary: Option<Canary>,
     action: Option<AbortHandle>,
     last_log: Option<PathBuf>,
+    flood_told: bool,
     facts: Facts,
 }
 
@@ -83,6 +86,15 @@ impl EngineSlot {
         self.live(|l| l.last_log.clone())
     }
 
+    /// Bytes that a flood of output has pushed out of the log of this incarnation; told once.
+    pub fn flooded(&self) -> Option<u64> {
+        let path = self.live(|l| if l.flood_told { None } else { l.last_log.clone() })?;
+        let log = &self.config.log;
+        let lost = flood::lost_bytes(&path, log.max_bytes, u64::from(log.keep))?;
+        self.live(|l| l.flood_told = true);
+        Some(lost)
+    }
+
     /// Makes an action the engine's current one: an earlier one that still runs has been given up.
     pub fn begin_action(&self, action: AbortHandle) {
         if let Some(earlier) = self.live(|l| l.action.replace(action)) {
@@ -128,6 +140,7 @@ impl EngineSlot {
             l.process = Some(process.clone());
             l.client = Some(client);
             l.canary = None;
+            l.flood_told = false;
             l.facts = Facts::default();
         });
         Ok(process)
@@ -203,11 +216,16 @@ impl EngineSlot {
         }
     }
 
-    /// Ends its whole tree. Answers how many processes could not be ended.
-    pub async fn stop(&self, grace: Duration) -> u32 {
-        let Some(process) = self.process() else { return 0 };
+    /// Ends its whole tree.
+    pub async fn stop(&self, grace: Duration) -> Stopped {
+        let Some(process) = self.process() else { return Stopped::default() };
+        let mut forced = false;
         let left = match process.stop(grace).await {
-            Ok(report) => u32::try_from(report.left.len()).unwrap_or(u32::MAX),
+            Ok(report) => {
+                let kill = Some(Signal::KILL.as_raw());
+                forced = !grace.is_zero() && report.exit.is_some_and(|exit| exit.signal == kill);
+                u32::try_from(report.left.len()).unwrap_or(u32::MAX)
+            }
             Err(error) => {
                 tracing::error!(
                     engine = self.config.name,
@@ -220,8 +238,17 @@ impl EngineSlot {
         if left == 0 {
             self.live(|l| (l.process, l.client, l.canary) = (None, None, None));
         }
-        left
+        Stopped { left, forced }
     }
+}
+
+/// How a stop went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Stopped {
+    /// Processes that could not be ended.
+    pub left: u32,
+    /// Its leader did not end within its grace and was killed.
+    pub forced: bool,
 }
 
 enum Asked {

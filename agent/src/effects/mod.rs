@@ -4,6 +4,7 @@
 //! an earlier one that the core has given up (its HTTP call goes on inside vLLM all the same).
 
 mod engine;
+mod flood;
 mod work;
 
 pub use engine::{EngineSlot, Facts, chain};
@@ -11,12 +12,13 @@ pub use work::{Called, WorkLog};
 
 use crate::clock;
 use crate::device::{AwaitOutcome, Sampler, Threshold, Unavailable};
-use crate::engine::{self as vllm, Depth, Drain, ProbeEnd, ProbeKind as Ask, ProbeResult};
-use crate::events::{Context, Recorder};
+use crate::engine::{self as vllm, Depth, Drain, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
+use crate::events::{Context, Incident, Recorder};
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
 use crate::process::{ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
+use hotbunk_core::call::{CallOutcome, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
 use hotbunk_core::event::{Event, Survey};
@@ -30,6 +32,8 @@ use tokio::sync::mpsc;
 const WARM_UPS: u32 = 2;
 /// A survey's questions; an engine that does not answer within this is not known to be anything.
 const SURVEY: Duration = Duration::from_secs(2);
+/// How long `/health` may take once something has failed; it is answered by the HTTP server alone.
+const HEALTH: Duration = Duration::from_secs(1);
 /// A device reading older than this does not say what was before a step.
 const FRESH: Duration = Duration::from_millis(15);
 
@@ -90,7 +94,14 @@ impl Hands {
         let client = slot.client();
         let result = match (action, client) {
             (Action::Spawn { engine, life }, _) => self.spawn(*engine, *life, purpose).await,
-            (Action::Stop { grace, .. }, _) => StepResult::Stopped { left: slot.stop(*grace).await },
+            (Action::Stop { grace, .. }, _) => {
+                let stopped = slot.stop(*grace).await;
+                if stopped.forced {
+                    let engine = slot.config.name.clone();
+                    self.happened(&purpose.context, Incident::StopForced { engine, grace: *grace }).await;
+                }
+                StepResult::Stopped { left: stopped.left }
+            }
             (Action::AwaitUsed { bounds, deadline, .. }, _) => self.await_used(bounds, *deadline).await,
             (Action::Measure { engine, .. }, _) => return self.measure(*engine).await,
             (Action::Ready { deadline, .. }, _) => match slot.ready(*deadline).await {
@@ -117,7 +128,36 @@ impl Hands {
                 self.warm_up(&slot, &client, *deadline, purpose).await
             }
         };
-        (result, None)
+        (self.or_gone(&slot, result).await, None)
+    }
+
+    /// A failure of an engine whose core is dead is its death: its process ends a little later (CONTRACT 5), and until
+    /// then every call fails in its own way.
+    async fn or_gone(&self, slot: &EngineSlot, result: StepResult) -> StepResult {
+        let failed = match &result {
+            StepResult::Called(CallOutcome::Refused { status, .. })
+            | StepResult::Sleeping(SleepingAnswer::Refused { status, .. }) => *status >= 500,
+            StepResult::Called(CallOutcome::Gone { .. })
+            | StepResult::Sleeping(SleepingAnswer::Gone { .. })
+            | StepResult::ProbeFailed(_)
+            | StepResult::WarmUpFailed(_)
+            | StepResult::DrainImpossible(_) => true,
+            _ => false,
+        };
+        let Some(client) = slot.client().filter(|_| failed) else { return result };
+        match client.health(HEALTH).await {
+            Health::Ok | Health::Unknown => result,
+            // Before 0.11.2 a dead core is told by 500.
+            Health::Dead | Health::Refused { .. } => {
+                StepResult::Gone(self.with_last_line(slot, "its engine core is dead".to_owned()).await)
+            }
+            Health::Gone { message } => StepResult::Gone(self.with_last_line(slot, message).await),
+        }
+    }
+
+    /// An incident that the core does not know of. A journal that fails has said so itself.
+    async fn happened(&self, context: &Context, incident: Incident) {
+        drop(self.recorder.record_one(context, incident).await);
     }
 
     /// Looks at an engine at rest; the answer comes as an event.
@@ -126,6 +166,10 @@ impl Hands {
         tokio::spawn(async move {
             let slot = hands.slot(engine);
             let Some(client) = slot.client() else { return };
+            if let Some(lost_bytes) = slot.flooded() {
+                let engine = slot.config.name.clone();
+                hands.happened(&Context::none(), Incident::LogFlooded { engine, lost_bytes }).await;
+            }
             let (sleeping, progress) = tokio::join!(client.is_sleeping(SURVEY), client.progress(SURVEY));
             let progress = progress.unwrap_or_default();
             let in_flight =
