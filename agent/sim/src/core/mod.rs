@@ -204,14 +204,18 @@ impl EngineCore {
         let context = Self::context(&self.executor, &self.settings, 0.0);
         let result = self.scheduler.complete_step(context);
         if !result.outputs.is_empty() {
-            self.is_first_after_wake = false;
             self.served_any = true;
         }
         for (request, arrived_ns) in &result.first_tokens {
             self.record(Op::FirstToken, &format!("request {request}"), *arrived_ns, true);
         }
         let stats = self.scheduler.stats(Some(result.iteration_tokens), self.executor.worker.model());
+        let has_served = !result.outputs.is_empty();
         self.out.send(&FromCore::Step { outputs: result.outputs, stats });
+        if has_served && self.is_first_after_wake {
+            self.is_first_after_wake = false;
+            self.executor.worker.settle();
+        }
     }
 
     fn begin_step(&mut self) {

@@ -12,6 +12,7 @@ use crate::faults::{FaultKind, Faults};
 use crate::ledger::{self, DeviceLedger, LedgerHeader, Owner};
 use crate::model::{MIB, Model};
 use crate::tokens::mix;
+use crate::version::Version;
 
 const WEIGHT_CHUNKS: u64 = 8;
 const KV_CHUNKS: u64 = 4;
@@ -55,12 +56,16 @@ pub(crate) struct Worker {
     devices: Vec<DeviceLedger>,
     chunks: Vec<Chunk>,
     has_sleep_mode: bool,
-    is_idempotent: bool,
     speed: f64,
     host: HostMemory,
     is_pinned: bool,
     /// Bytes outside the pool that came with a wake and go with a sleep.
     growth: u64,
+    /// Bytes that came with a wake and go with the first prefill after it.
+    transient: u64,
+    /// Level 2 saved buffers to the host; the next wake of the weights' tag writes them back.
+    has_saved_buffers: bool,
+    version: Version,
     neighbour: Option<(Owner, u64)>,
     identity: u64,
     is_corrupt: bool,
@@ -88,11 +93,13 @@ impl Worker {
             devices,
             chunks: Vec::new(),
             has_sleep_mode: settings.args.enable_sleep_mode,
-            is_idempotent: settings.args.version.allocator_is_idempotent(),
             speed: settings.args.speed,
             host,
             is_pinned: false,
             growth: 0,
+            transient: 0,
+            has_saved_buffers: false,
+            version: settings.args.version,
             neighbour: None,
             identity: settings.weights_identity(),
             is_corrupt: false,
@@ -214,7 +221,7 @@ impl Worker {
             // The pool is empty: nothing to do, and no error (CONTRACT 1.1 [src]).
             return Ok(());
         }
-        if !self.is_idempotent && self.chunks.iter().any(|c| c.is_asleep) {
+        if !self.version.allocator_is_idempotent() && self.chunks.iter().any(|c| c.is_asleep) {
             // CONTRACT 3.4 [sim]: up to 0.27 a second sleep copies from unmapped pages.
             return Err("CUDA Error: invalid argument at cumem_allocator.cpp (unmapped page)".into());
         }
@@ -264,10 +271,12 @@ impl Worker {
             }
         }
         self.is_pinned |= pins;
+        self.has_saved_buffers |= level != 1;
         // gc.collect and empty_cache.
         self.release(self.growth)?;
         released += self.growth;
         self.growth = 0;
+        self.settle();
         if let Some(fault) = faults.strike(FaultKind::ResidualCreep) {
             drop(self.allocate(mib(fault.arg.unwrap_or(64.0))));
         }
@@ -317,12 +326,19 @@ impl Worker {
         let sleeping = chosen.iter().filter(|i| self.chunks[**i].is_asleep).count();
         let short = sleeping > 0 && faults.strike(FaultKind::WakeOom).is_some();
         let dies = sleeping > 0 && faults.strike(FaultKind::CrashInWake).is_some();
-        let mut transient = 0;
         let mut mapped = 0;
+        let mut restored = false;
+        if tags.is_none_or(|tags| tags.iter().any(|t| t == Tag::Weights.as_str())) {
+            self.has_saved_buffers = false;
+        } else if self.has_saved_buffers && self.version.wake_writes_buffers_always() {
+            super::die(
+                "CUDA error: an illegal memory access was encountered (buffers into unmapped weights)",
+            );
+        }
         for index in chosen {
             let bytes = self.chunks[index].bytes;
             if !self.chunks[index].is_asleep {
-                if self.is_idempotent {
+                if self.version.allocator_is_idempotent() {
                     continue;
                 }
                 // Fact 6 [sim]: up to 0.27 a mapped page is created again; the old handle's memory is never given back.
@@ -347,11 +363,7 @@ impl Worker {
             let mut took_s = self.model.map_s(bytes);
             if has_backup {
                 took_s += self.model.restore_s(bytes);
-                let last = self.chunks.iter().filter(|c| c.has_backup).count() == 1;
-                let wanted = self.model.engine().wake_transient_mib * MIB;
-                if last && self.allocate(wanted).is_ok() {
-                    transient = wanted;
-                }
+                restored = true;
             }
             time.advance(took_s);
             let chunk = &mut self.chunks[index];
@@ -361,12 +373,15 @@ impl Worker {
                 chunk.is_lost = false;
             }
         }
-        self.release(transient)?;
         if sleeping > 0 && self.growth == 0 && self.is_mapped(Tag::Weights) && self.is_mapped(Tag::Kv) {
             // A failure here is the caching allocator's to retry later: no error of the wake.
             if self.allocate(self.model.growth_bytes()).is_ok() {
                 self.growth = self.model.growth_bytes();
             }
+        }
+        let transient = self.model.engine().wake_transient_mib * MIB;
+        if restored && self.transient == 0 && self.allocate(transient).is_ok() {
+            self.transient = transient;
         }
         if sleeping > 0 && faults.strike(FaultKind::CorruptAfterWake).is_some() {
             self.is_corrupt = true;
@@ -381,11 +396,23 @@ impl Worker {
             super::die("CUDA error: an illegal memory access was encountered (reload into unmapped weights)");
         }
         Timeline::start(self.speed).advance(self.model.engine().reload_s);
+        if self.model.engine().is_quantized && !self.version.reloads_quantized() {
+            return Err("AssertionError: param_data.shape == loaded_weight.shape".into());
+        }
         for chunk in &mut self.chunks {
             chunk.is_lost = false;
         }
         self.is_corrupt = false;
         Ok(())
+    }
+
+    /// The first prefill after a wake is over, or the engine sleeps again: its workspace goes.
+    pub(crate) fn settle(&mut self) {
+        if self.transient > 0 {
+            // An unusable ledger shows with the next operation.
+            drop(self.release(self.transient));
+            self.transient = 0;
+        }
     }
 
     /// Another process's memory on the first device, owned by pid 1 so that it lives.

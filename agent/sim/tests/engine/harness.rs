@@ -262,6 +262,10 @@ impl Drop for Engine {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
+        let deadline = Instant::now() + PATIENCE;
+        while self.living_family() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

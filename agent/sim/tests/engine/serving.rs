@@ -158,3 +158,18 @@ async fn a_client_that_goes_ends_its_request() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_after_a_few_seconds() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    let address = engine.url("").trim_start_matches("http://").to_owned();
+    let mut connection = tokio::net::TcpStream::connect(&address).await.unwrap();
+    let request = format!("GET /health HTTP/1.1\r\nhost: {address}\r\n\r\n");
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let read = connection.read_to_string(&mut answer);
+    tokio::time::timeout(crate::harness::PATIENCE, read).await.expect("closed in time").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+}
