@@ -1,6 +1,6 @@
 //! Arguments of the simulated engine: what was typed ([`SimArgs`]) and what it means ([`Settings`]).
 
-use crate::faults::Fault;
+use crate::faults::{self, Fault};
 use crate::model::{MIB, Model};
 use crate::profile::{self, EngineProfile, Profile};
 use crate::tokens;
@@ -70,7 +70,7 @@ pub struct SimArgs {
     #[arg(long, default_value_t = 1)]
     pub tensor_parallel_size: usize,
     /// Arm a fault; may be repeated
-    #[arg(long, value_name = "KIND[=ARG][*COUNT]")]
+    #[arg(long, value_name = "KIND[=ARG][*COUNT]", long_help = faults::help())]
     pub fault: Vec<Fault>,
 }
 

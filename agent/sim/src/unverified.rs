@@ -26,5 +26,5 @@ pub const UNVERIFIED: &[&str] = &[
     "0.12 to 0.16: /pause holds new requests in the API server (1.2 [src])",
     "Up to 0.31 the body of a 500 is plain text (no mark: only 0.32's body was seen)",
     "The times of unmapping, mapping and copying apart (profile: estimated; only their sums are measured)",
-    "The first answer after a wake is 6 times slower where nothing was served before the first sleep (design note)",
+    "The first answer after a wake is 6 times slower where nothing was served before the first sleep (no line of the contract)",
 ];

@@ -6,6 +6,7 @@
 //! killed the core stays, with its memory (CONTRACT 5 [run]).
 
 mod control;
+mod devices;
 mod executor;
 mod host;
 mod scheduler;
@@ -278,7 +279,7 @@ impl EngineCore {
                 self.is_hung &= self.faults.is_armed(FaultKind::CompletionsHang);
                 self.signals.set_orphan(self.faults.is_armed(FaultKind::OrphanWorker));
                 if kind.is_none_or(|k| k == FaultKind::NeighbourAllocInSleep) {
-                    self.executor.worker.dismiss_neighbour();
+                    self.executor.worker.devices_mut().dismiss_neighbour();
                 }
             }
         }

@@ -114,7 +114,7 @@ async fn serve(settings: Settings) -> ExitCode {
 }
 
 /// Serves connections for ever. One that is idle for five seconds is closed, as uvicorn does by default: a client's
-/// pool that keeps them longer will send into a closed connection (design note).
+/// pool that keeps them longer will send into a closed connection.
 async fn accept(listener: &TcpListener, router: axum::Router) {
     loop {
         let stream = match listener.accept().await {

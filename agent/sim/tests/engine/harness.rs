@@ -230,7 +230,7 @@ impl Engine {
                            "stream": true });
         let response = self.client.post(self.url("/v1/completions")).json(&body).send().await.unwrap();
         assert_eq!(response.status(), 200);
-        Stream { response, buffer: String::new(), text: String::new(), tokens: 0 }
+        Stream { response, buffer: String::new(), text: String::new(), tokens: 0, id: String::new() }
     }
 
     /// One value of `/metrics`, found by the start of its line.
@@ -275,6 +275,8 @@ pub(crate) struct Stream {
     buffer: String,
     pub(crate) text: String,
     pub(crate) tokens: usize,
+    /// The request's id, once a token has come.
+    pub(crate) id: String,
 }
 
 /// How a stream ended.
@@ -317,6 +319,7 @@ impl Stream {
             if event.get("error").is_some() {
                 return Some(End::Error);
             }
+            self.id = event["id"].as_str().unwrap_or_default().to_owned();
             let choice = &event["choices"][0];
             let text = choice["text"].as_str().unwrap_or_default();
             self.tokens += usize::from(!text.is_empty());

@@ -156,3 +156,18 @@ async fn the_first_offload_pins_host_memory_for_good() {
     assert_eq!(engine.post("/sleep?level=1").await, 200);
     assert!(rss() < before + expected * 11 / 10, "nor taken again");
 }
+
+#[tokio::test]
+async fn a_core_killed_while_it_moves_memory_leaves_a_sound_ledger() {
+    let node = Node::new();
+    for gib in [1, 2, 4, 6, 7] {
+        let mut engine = node.launch("B", &["--speed", "1000"]);
+        until("memory", async || node.used() > gib << 30).await;
+        engine.note_family();
+        Engine::signal(engine.core(), Signal::KILL);
+        until("memory to return", async || node.used() == 0).await;
+        engine.ended().await;
+    }
+    assert_eq!(node.start("B", &[]).await.text(3).await.split_whitespace().count(), 3);
+    assert_eq!(node.used(), 0);
+}

@@ -173,3 +173,52 @@ async fn an_idle_connection_is_closed_after_a_few_seconds() {
     tokio::time::timeout(crate::harness::PATIENCE, read).await.expect("closed in time").unwrap();
     assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
 }
+
+#[tokio::test]
+async fn a_batch_changes_no_token_and_logprobs_by_a_hair() {
+    let node = Node::new();
+    let engine = node.start("B", &["--speed", "20"]).await;
+    let logprobs = |body: &Value| -> Vec<f64> {
+        let list = body["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().clone();
+        list.iter().map(|l| l.as_f64().unwrap()).collect()
+    };
+    let (_, alone) = engine.complete(400).await;
+    assert_eq!(alone["choices"], engine.complete(400).await.1["choices"], "alone it is exact");
+    let all =
+        tokio::join!(engine.complete(400), engine.complete(400), engine.complete(400), engine.complete(400));
+    let mut differs = false;
+    for (status, body) in [all.0, all.1, all.2, all.3] {
+        assert_eq!((status, &body["choices"][0]["text"]), (200, &alone["choices"][0]["text"]));
+        for (a, b) in logprobs(&alone).into_iter().zip(logprobs(&body)) {
+            assert!((a - b).abs() <= 0.002);
+            differs |= a != b;
+        }
+    }
+    assert!(differs, "the noise is there");
+}
+
+#[tokio::test]
+async fn pausing_holds_resuming_lets_go_and_aborting_names_requests() {
+    let node = Node::new();
+    let engine = node.start("B", &["--speed", "10"]).await;
+    let expected = engine.text(500).await;
+    let mut stream = engine.stream(500).await;
+    stream.until(5).await;
+    let reset = engine.client.post(engine.url("/reset_prefix_cache")).send().await.unwrap();
+    assert_eq!(reset.json::<Value>().await.unwrap(), json!({ "success": false }), "blocks are held");
+    assert_eq!(engine.post("/pause?mode=keep").await, 200);
+    let paused: Value = engine.get("/is_paused").await.json().await.unwrap();
+    assert_eq!(paused, json!({ "is_paused": true }));
+    assert_eq!(engine.post("/pause?mode=gently").await, 400);
+    assert_eq!(engine.post("/resume").await, 200);
+    assert_eq!(stream.end().await, End::Finish("length".into()));
+    assert_eq!(stream.text, expected);
+
+    let mut doomed = engine.stream(3000).await;
+    let mut spared = engine.stream(300).await;
+    doomed.until(2).await;
+    let (status, told) = engine.post_json("/abort_requests", &json!({ "request_ids": [doomed.id] })).await;
+    assert_eq!((status, told), (200, json!({ "status": "aborted", "aborted": 1 })));
+    assert_eq!(doomed.end().await, End::Finish("abort".into()));
+    assert_eq!(spared.end().await, End::Finish("length".into()));
+}
