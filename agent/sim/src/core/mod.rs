@@ -49,7 +49,7 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
     sharpen_timers();
     let (sender, receiver) = channel();
     let orphan = settings.args.fault.iter().any(|f| f.kind == FaultKind::OrphanWorker);
-    let signals = match signals::watch(settings.wall(signals::TERM_S), orphan) {
+    let signals = match signals::watch(settings.args.speed, orphan) {
         Ok(signals) => signals,
         Err(error) => die(&format!("cannot watch signals: {error}")),
     };
@@ -270,6 +270,11 @@ impl EngineCore {
                 self.send_ended(outputs);
             }
             ToCore::Call { id, call } => self.call(id, call, at_ns),
+            ToCore::SetSpeed(speed) => {
+                self.settings.args.speed = speed;
+                self.executor.worker.set_speed(speed);
+                self.signals.set_speed(speed);
+            }
             ToCore::ArmFault(fault) => {
                 self.faults.arm(fault);
                 self.signals.set_orphan(self.faults.is_armed(FaultKind::OrphanWorker));

@@ -146,6 +146,11 @@ impl Worker {
         &mut self.devices
     }
 
+    /// From the next operation on.
+    pub(crate) fn set_speed(&mut self, speed: f64) {
+        self.speed = speed;
+    }
+
     pub(crate) fn model(&self) -> &Model {
         &self.model
     }

@@ -64,6 +64,7 @@ async fn serve(settings: Settings) -> ExitCode {
         faults: Mutex::new(Faults::new(&settings.args.fault)),
         link: Link::new(stdin, stdout, Arc::clone(&metrics)),
         metrics,
+        speed: Mutex::new(settings.args.speed),
         load: AtomicI64::new(0),
         is_shutting_down: AtomicBool::new(false),
         created: since_epoch.as_secs(),

@@ -216,10 +216,10 @@ async fn a_flood_on_stderr_does_not_stop_the_engine() {
 #[tokio::test]
 async fn a_neighbours_wake_in_the_window_of_the_first_sleep_fires_the_assertion() {
     let node = Node::new();
-    let a = node.start("A", &["--speed", "100"]).await;
+    let a = node.start_slow("A", 100.0, &[]).await;
     assert_eq!(a.post("/sleep?level=1").await, 200);
     // B pins for the first time: long enough for A to take more than B gives.
-    let b = node.start("B", &["--speed", "5"]).await;
+    let b = node.start_slow("B", 5.0, &[]).await;
     let before = node.used();
     let wake = async {
         until("B to begin", async || node.used() < before).await;

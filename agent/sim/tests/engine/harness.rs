@@ -96,6 +96,16 @@ impl Node {
         engine.ready().await;
         engine
     }
+
+    /// Starts an engine fast and slows it down once it is healthy.
+    pub(crate) async fn start_slow(&self, name: &str, speed: f64, flags: &[&str]) -> Engine {
+        let engine = self.start(name, flags).await;
+        assert_eq!(
+            engine.post_json("/sim/speed", &json!({ "speed": speed })).await,
+            (200, json!({ "speed": speed }))
+        );
+        engine
+    }
 }
 
 fn client() -> Client {

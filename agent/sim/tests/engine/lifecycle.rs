@@ -7,7 +7,7 @@ use std::net::TcpListener;
 #[tokio::test]
 async fn the_tree_is_vllms_and_sigterm_ends_all_of_it_with_code_0() {
     let node = Node::new();
-    let mut engine = node.start("B", &["--speed", "20"]).await;
+    let mut engine = node.start_slow("B", 20.0, &[]).await;
     assert_eq!(engine.living_family(), 2);
     let core = engine.core();
     assert_eq!(node.ledger.processes().unwrap(), vec![(core, B_FRESH, "B".to_owned())]);
@@ -39,7 +39,7 @@ async fn a_killed_api_server_leaves_core_tracker_and_memory_for_ever() {
 #[tokio::test]
 async fn a_killed_core_turns_health_to_503_and_the_server_leaves_with_code_0() {
     let node = Node::new();
-    let mut engine = node.start("B", &["--speed", "10"]).await;
+    let mut engine = node.start_slow("B", 10.0, &[]).await;
     let mut stream = engine.stream(3000).await;
     stream.until(2).await;
     Engine::signal(engine.core(), Signal::KILL);

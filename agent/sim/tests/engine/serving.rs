@@ -93,6 +93,7 @@ async fn bad_requests_are_told_why_in_openai_form() {
         assert!(got == status && answer["error"]["code"] == status, "{body}: {got} {answer}");
         assert!(message.contains(word) || word == "max_tokens", "{message}");
     }
+    assert_eq!(engine.post_json("/sim/speed", &json!({ "speed": 0 })).await.0, 400);
     let broken = engine.client.post(engine.url("/v1/completions")).header("content-type", "application/json");
     assert_eq!(broken.body("{\"prompt\":").send().await.unwrap().status(), 400);
     let form = engine.client.post(engine.url("/v1/completions")).body("prompt=x").send().await.unwrap();
@@ -128,7 +129,7 @@ async fn routes_are_those_of_the_release_and_openapi_lists_exactly_them() {
 #[tokio::test]
 async fn metrics_move_only_with_the_engines_steps() {
     let node = Node::new();
-    let engine = node.start("B", &["--enable-server-load-tracking", "--speed", "40"]).await;
+    let engine = node.start_slow("B", 40.0, &["--enable-server-load-tracking"]).await;
     let mut stream = engine.stream(1500).await;
     stream.until(5).await;
     assert_eq!(engine.metric("vllm:num_requests_running{").await, Some(1.0));
@@ -149,7 +150,7 @@ async fn metrics_move_only_with_the_engines_steps() {
 #[tokio::test]
 async fn a_client_that_goes_ends_its_request() {
     let node = Node::new();
-    let engine = node.start("B", &["--speed", "2"]).await;
+    let engine = node.start_slow("B", 2.0, &[]).await;
     let mut stream = engine.stream(3000).await;
     stream.until(2).await;
     drop(stream);
@@ -177,7 +178,7 @@ async fn an_idle_connection_is_closed_after_a_few_seconds() {
 #[tokio::test]
 async fn a_batch_changes_no_token_and_logprobs_by_a_hair() {
     let node = Node::new();
-    let engine = node.start("B", &["--speed", "20"]).await;
+    let engine = node.start_slow("B", 20.0, &[]).await;
     let logprobs = |body: &Value| -> Vec<f64> {
         let list = body["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().clone();
         list.iter().map(|l| l.as_f64().unwrap()).collect()
@@ -200,7 +201,7 @@ async fn a_batch_changes_no_token_and_logprobs_by_a_hair() {
 #[tokio::test]
 async fn pausing_holds_resuming_lets_go_and_aborting_names_requests() {
     let node = Node::new();
-    let engine = node.start("B", &["--speed", "10"]).await;
+    let engine = node.start_slow("B", 10.0, &[]).await;
     let expected = engine.text(500).await;
     let mut stream = engine.stream(500).await;
     stream.until(5).await;
