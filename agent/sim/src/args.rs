@@ -135,7 +135,9 @@ impl SimArgs {
         }
         let profile = Profile::load(&self.profile)?;
         let engine = profile.engine(self.role.as_deref().unwrap_or(&self.name))?.clone();
-        let on = |name: &str| std::env::var(name).is_ok_and(|v| v.trim() == "1");
+        // As vLLM reads them: any number but 0 is yes.
+        let on =
+            |name: &str| std::env::var(name).is_ok_and(|v| v.trim().parse::<i64>().is_ok_and(|n| n != 0));
         Ok(Settings {
             model_name: self.model.clone().unwrap_or_else(|| engine.model.clone()),
             max_model_len: self.max_model_len.unwrap_or(engine.max_model_len),

@@ -244,10 +244,17 @@ impl Worker {
             self.devices.bring_neighbour(fault.arg.map_or(released + 256 * MIB, mib));
         }
         time.advance(self.model.unmap_fixed_s());
-        if self.devices.free_bytes()? < free_before {
+        let free_after = self.devices.free_bytes()?;
+        if free_after < free_before {
             // CONTRACT 3.4 [run], every version: device-wide, no matter whose.
             return Err("Memory usage increased after sleeping.".into());
         }
+        let gib = |bytes: u64| bytes as f64 / (1024.0 * MIB as f64);
+        super::log(&format!(
+            "INFO gpu_worker: Sleep mode freed {:.2} GiB memory, {:.2} GiB memory is still in use.",
+            gib(free_after - free_before),
+            gib(self.devices.total_bytes()?.saturating_sub(free_after)),
+        ));
         Ok(())
     }
 

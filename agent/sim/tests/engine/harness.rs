@@ -16,6 +16,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 pub(crate) const MIB: u64 = 1 << 20;
 /// Stands among the flags for the absence of `--enable-sleep-mode`.
 pub(crate) const NO_SLEEP_MODE: &str = "";
+/// Begins a flag that is an environment variable.
+const ENV: &str = "env:";
 /// B's figures of the profile.
 pub(crate) const B_RESIDUAL: u64 = 455 * MIB;
 pub(crate) const B_WEIGHTS: u64 = 3354 * MIB;
@@ -69,8 +71,9 @@ impl Node {
             .args(if has("--host-scale") { &[][..] } else { &["--host-scale", "4096"] })
             .args(if has(NO_SLEEP_MODE) { &[][..] } else { &["--enable-sleep-mode"] })
             .args(if has("--speed") { &[][..] } else { &["--speed", "200"] })
-            .args(flags.iter().filter(|f| **f != NO_SLEEP_MODE))
+            .args(flags.iter().filter(|f| **f != NO_SLEEP_MODE && !f.starts_with(ENV)))
             .env("VLLM_SERVER_DEV_MODE", "1")
+            .envs(flags.iter().filter_map(|f| f.strip_prefix(ENV)?.split_once('=')))
             .stderr(Stdio::from(std::fs::File::create(&stderr).unwrap()))
             .spawn()
             .unwrap();

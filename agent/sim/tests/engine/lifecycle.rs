@@ -171,3 +171,15 @@ async fn a_core_killed_while_it_moves_memory_leaves_a_sound_ledger() {
     assert_eq!(node.start("B", &[]).await.text(3).await.split_whitespace().count(), 3);
     assert_eq!(node.used(), 0);
 }
+
+#[tokio::test]
+async fn told_to_stay_the_server_answers_503_after_its_engines_death() {
+    let node = Node::new();
+    let mut engine = node.start("B", &["env:VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1"]).await;
+    Engine::signal(engine.core(), Signal::KILL);
+    until("the death to be noticed", async || engine.get("/health").await.status() == 503).await;
+    assert_eq!(engine.complete(3).await.0, 500);
+    assert!(engine.is_running());
+    Engine::signal(engine.pid(), Signal::TERM);
+    assert_eq!(engine.ended().await.code(), Some(0));
+}

@@ -223,3 +223,28 @@ async fn pausing_holds_resuming_lets_go_and_aborting_names_requests() {
     assert_eq!(doomed.end().await, End::Finish("abort".into()));
     assert_eq!(spared.end().await, End::Finish("length".into()));
 }
+
+#[tokio::test]
+async fn without_development_mode_the_control_routes_are_not_there() {
+    let node = Node::new();
+    let off = "env:VLLM_SERVER_DEV_MODE=0";
+    for (version, pause) in [("0.15.1", 200), ("0.31", 404)] {
+        let engine = node.start("B", &["--version", version, "--kv-cache-memory-bytes", "256MiB", off]).await;
+        for path in ["/sleep", "/wake_up", "/collective_rpc", "/reset_prefix_cache"] {
+            assert_eq!(engine.post(path).await, 404, "{version} {path}");
+        }
+        assert_eq!(engine.post("/pause").await, pause, "0.12 to 0.15 have no gate before /pause");
+        let document: Value = engine.get("/openapi.json").await.json().await.unwrap();
+        assert!(document["paths"].get("/sleep").is_none());
+        assert_eq!(document["paths"].get("/pause").is_some(), pause == 200);
+    }
+}
+
+#[tokio::test]
+async fn a_long_prompt_is_taken_whole() {
+    let node = Node::new();
+    let engine = node.start("B", &["--max-model-len", "1000000"]).await;
+    let body = json!({ "prompt": "sail ".repeat(700_000), "max_tokens": 1 });
+    let (status, answer) = engine.post_json("/v1/completions", &body).await;
+    assert_eq!((status, &answer["usage"]["prompt_tokens"]), (200, &json!(700_000)));
+}
