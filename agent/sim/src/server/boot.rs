@@ -18,8 +18,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::net::{TcpListener, TcpSocket};
 
-/// uvicorn's `timeout_keep_alive`; not divided by the speed, clients' pools are not either.
-const IDLE: Duration = Duration::from_secs(5);
+/// How long a connection may be idle (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`, 5 s); not divided by the speed, for clients' pools
+/// are not either.
+fn keep_alive() -> Duration {
+    let told = std::env::var("VLLM_HTTP_TIMEOUT_KEEP_ALIVE").ok().and_then(|v| v.trim().parse().ok());
+    Duration::from_secs(told.unwrap_or(5))
+}
 
 /// Runs the process.
 pub(crate) fn run(settings: Settings) -> ExitCode {
@@ -114,9 +118,10 @@ async fn serve(settings: Settings) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Serves connections for ever. One that is idle for five seconds is closed, as uvicorn does by default: a client's
+/// Serves connections for ever. One that is idle is closed after five seconds, as uvicorn does: a client's
 /// pool that keeps them longer will send into a closed connection.
 async fn accept(listener: &TcpListener, router: axum::Router) {
+    let idle = keep_alive();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
@@ -133,7 +138,7 @@ async fn accept(listener: &TcpListener, router: axum::Router) {
         tokio::spawn(async move {
             let connection = http1::Builder::new()
                 .timer(TokioTimer::new())
-                .header_read_timeout(IDLE)
+                .header_read_timeout(idle)
                 .serve_connection(TokioIo::new(stream), service);
             // The client has gone, or was idle.
             drop(connection.await);
