@@ -293,11 +293,11 @@ impl Scheduler {
             if !preempt_running {
                 return false;
             }
-            for request in &mut self.running {
-                if !request.needs_prefill {
-                    request.needs_prefill = true;
-                    self.preemptions += 1;
-                }
+            // Preempted: in front of those that wait, in their order. A pause for new ones holds them as well.
+            for mut request in self.running.drain(..).rev() {
+                request.needs_prefill = true;
+                self.preemptions += 1;
+                self.waiting.push_front(request);
             }
             self.step = None;
         }

@@ -162,10 +162,10 @@ async fn half_a_release_creep_and_corruption_answer_200() {
 async fn a_hanging_sleep_is_not_failed_but_unknown() {
     let node = Node::new();
     let engine = node.start("B", &[]).await;
-    // 60 simulated seconds: 0.3 s.
-    engine.fault("sleep_hang", Some(60.0)).await;
+    // 400 simulated seconds: 2 s.
+    engine.fault("sleep_hang", Some(400.0)).await;
     let impatient =
-        engine.client.post(engine.url("/sleep?level=1")).timeout(std::time::Duration::from_millis(30));
+        engine.client.post(engine.url("/sleep?level=1")).timeout(std::time::Duration::from_millis(600));
     assert!(impatient.send().await.is_err());
     // The call goes on; the next answer comes when it is done.
     assert!(engine.is_sleeping().await);

@@ -129,7 +129,7 @@ async fn routes_are_those_of_the_release_and_openapi_lists_exactly_them() {
 #[tokio::test]
 async fn metrics_move_only_with_the_engines_steps() {
     let node = Node::new();
-    let engine = node.start_slow("B", 40.0, &["--enable-server-load-tracking"]).await;
+    let engine = node.start_slow("B", 10.0, &["--enable-server-load-tracking"]).await;
     let mut stream = engine.stream(1500).await;
     stream.until(5).await;
     assert_eq!(engine.metric("vllm:num_requests_running{").await, Some(1.0));
@@ -178,7 +178,7 @@ async fn an_idle_connection_is_closed_after_a_few_seconds() {
 #[tokio::test]
 async fn a_batch_changes_no_token_and_logprobs_by_a_hair() {
     let node = Node::new();
-    let engine = node.start_slow("B", 20.0, &[]).await;
+    let engine = node.start_slow("B", 5.0, &[]).await;
     let logprobs = |body: &Value| -> Vec<f64> {
         let list = body["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().clone();
         list.iter().map(|l| l.as_f64().unwrap()).collect()
@@ -201,7 +201,7 @@ async fn a_batch_changes_no_token_and_logprobs_by_a_hair() {
 #[tokio::test]
 async fn pausing_holds_resuming_lets_go_and_aborting_names_requests() {
     let node = Node::new();
-    let engine = node.start_slow("B", 10.0, &[]).await;
+    let engine = node.start_slow("B", 4.0, &[]).await;
     let expected = engine.text(500).await;
     let mut stream = engine.stream(500).await;
     stream.until(5).await;

@@ -76,6 +76,9 @@ fn a_frozen_request_goes_on_with_the_same_tokens() {
     frozen.pause = Pause::All;
     assert!(!frozen.can_step());
     assert!(!frozen.reset_prefix_cache(false) && frozen.reset_prefix_cache(true));
+    // Preempted, it is held by a pause for new requests too.
+    frozen.pause = Pause::New;
+    assert!(!frozen.can_step() && !frozen.has_work());
     frozen.pause = Pause::No;
     got.extend(run(&mut frozen, &model, now, 100).0);
     assert_eq!(got, expected);
