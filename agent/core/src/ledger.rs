@@ -9,7 +9,7 @@
 //! span several devices hold the same on each.
 
 use crate::ids::{DeviceId, EngineId};
-use crate::state::{Engine, Node};
+use crate::state::{Condition, Engine, Node};
 use crate::tier::Tier;
 
 const GIB: u64 = 1 << 30;
@@ -108,8 +108,16 @@ pub fn expected_used(node: &Node, device: DeviceId, moved: EngineId, tier: Tier)
 pub fn release_threshold(node: &Node, device: DeviceId, moved: EngineId, tier: Tier) -> Option<u64> {
     let e = node.engine(moved);
     let slack = node.device(device).spec.slack;
+    // Bytes of a neighbour that has just died may be back already: were they counted as still there, they would pass
+    // for what this engine should have given back.
+    let died = |id: &EngineId| {
+        let e = node.engine(*id);
+        e.dead && !matches!(e.condition, Condition::Failed(_)) && tier != Tier::Stopped && *id != moved
+    };
+    let vanished: u64 = node.engines_on(device).filter(died).map(|id| node.engine(id).held).sum();
     if tier == Tier::Stopped || e.measured(tier).is_some() {
-        return expected_used(node, device, moved, tier).map(|used| used.saturating_add(slack));
+        let expected = expected_used(node, device, moved, tier)?;
+        return Some(expected.saturating_sub(vanished).saturating_add(slack));
     }
     let awake = bytes_at(e, Tier::Awake)?;
     let frees = match tier {
@@ -117,15 +125,21 @@ pub fn release_threshold(node: &Node, device: DeviceId, moved: EngineId, tier: T
         _ => awake.saturating_sub(residual(e)),
     };
     let left = awake.saturating_sub(frees / 10 * 9);
-    let others = expected_used(node, device, moved, Tier::Stopped)?;
+    let others = expected_used(node, device, moved, Tier::Stopped)?.saturating_sub(vanished);
     Some(others.saturating_add(left).saturating_add(slack))
 }
 
 /// The least that a device must show once `moved` is awake again: expected − slack. `None` where its awake bytes have
 /// never been measured.
 pub fn residence_threshold(node: &Node, device: DeviceId, moved: EngineId) -> Option<u64> {
-    node.engine(moved).measured(Tier::Awake)?;
-    let expected = expected_used(node, device, moved, Tier::Awake)?;
+    let own = node.engine(moved).measured(Tier::Awake)?;
+    // Engines whose process has ended count for nothing here: their bytes may be back already.
+    let lives = |id: &EngineId| {
+        let e = node.engine(*id);
+        *id != moved && !e.dead && !matches!(e.condition, Condition::Failed(_))
+    };
+    let others: u64 = node.engines_on(device).filter(lives).map(|id| node.engine(id).held).sum();
+    let expected = node.device(device).foreign.saturating_add(own).saturating_add(others);
     Some(expected.saturating_sub(node.device(device).spec.slack))
 }
 

@@ -15,6 +15,8 @@ mod expand;
 mod idle;
 mod judge;
 mod observe;
+#[cfg(test)]
+mod tests;
 
 use crate::effect::{Effect, Incident, Note};
 use crate::event::Event;

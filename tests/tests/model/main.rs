@@ -100,12 +100,122 @@ fn two(minor: u16, capacity: u64, b: Tier) -> Config {
     }
 }
 
-#[test]
-fn switching_with_room_for_both() {
-    holds("two, 0.31, room for both", two(31, 45, Tier::Level1));
+/// Everything that can be asked of an engine.
+fn everything(e: u16) -> Vec<Request> {
+    let engine = EngineId(e);
+    let drain = Drain::default();
+    vec![
+        Request::Wake(engine),
+        Request::Sleep { engine, tier: None, drain },
+        Request::Sleep { engine, tier: Some(Tier::Parked), drain },
+        Request::Start { engine, rehearse: None, awake: true },
+        Request::Stop { engine, drain },
+        Request::Restart { engine, rehearse: None, drain },
+        Request::Reset(engine),
+    ]
 }
 
 #[test]
-fn switching_with_room_for_one() {
-    holds("two, 0.31, room for one", two(31, 35, Tier::Level1));
+fn two_engines_two_faults() {
+    for (minor, capacity, b) in
+        [(31, 45, Tier::Level1), (31, 40, Tier::Level1), (20, 35, Tier::Level1), (16, 35, Tier::Stopped)]
+    {
+        let name = format!("two engines, 0.{minor}, {capacity}, B at {b}");
+        holds(&name, Config { faults: 2, commands: 1, ..two(minor, capacity, b) });
+    }
+}
+
+#[test]
+fn two_engines_every_command() {
+    for (minor, capacity, b) in
+        [(31, 45, Tier::Level1), (31, 40, Tier::Parked), (20, 35, Tier::Level1), (16, 35, Tier::Stopped)]
+    {
+        let name = format!("every command, 0.{minor}, {capacity}, B at {b}");
+        let mut config = two(minor, capacity, b);
+        config.menu.extend(everything(0));
+        config.menu.extend(everything(1));
+        holds(&name, config);
+    }
+}
+
+#[test]
+fn somebody_else_meddles_and_surveys_come_late() {
+    for minor in [31, 20] {
+        let config = Config { surveys: true, faults: 2, commands: 1, ..two(minor, 45, Tier::Level1) };
+        holds(&format!("surveys, 0.{minor}"), Config { deaths: false, ..config });
+    }
+}
+
+#[test]
+fn cold_starts_are_rehearsed() {
+    for minor in [31, 16] {
+        let mut config = two(minor, 45, Tier::Stopped);
+        config.menu = vec![switch(1, None), everything(1).swap_remove(3), everything(0).swap_remove(5)];
+        holds(
+            &format!("cold, rehearsed, 0.{minor}"),
+            Config { cold: true, rehearse: true, deaths: false, commands: 1, ..config },
+        );
+    }
+}
+
+#[test]
+fn named_strategies_freezing_and_aborting() {
+    for drain in [DrainPolicy::Freeze, DrainPolicy::Abort] {
+        let mut config = two(31, 40, Tier::Level1);
+        let named = [Strategy::SleepFirst, Strategy::WakeFirst, Strategy::Park];
+        config.menu.extend(named.into_iter().map(|s| switch(1, Some(s))));
+        holds(&format!("{}, 0.31", drain.as_str()), Config { drain, ..config });
+    }
+}
+
+#[test]
+fn three_engines_on_one_device() {
+    let mut config = two(31, 45, Tier::Level1);
+    config.engines.push(engine(Size { weights: 6, kv: 2, residual: 1 }, 31, Tier::Parked));
+    config.menu = vec![switch(1, None), switch(2, None)];
+    holds("three on one device", config);
+}
+
+#[test]
+fn three_engines_on_two_devices_one_of_them_on_both() {
+    let mut config = two(31, 40, Tier::Awake);
+    config.devices = vec![(40, 1), (40, 1)];
+    config.engines[1].devices = vec![1];
+    let both =
+        Setting { devices: vec![0, 1], ..engine(Size { weights: 10, kv: 4, residual: 1 }, 31, Tier::Level1) };
+    config.engines.push(both);
+    config.menu =
+        vec![switch(2, None), switch(0, None), everything(1).swap_remove(1), everything(1).swap_remove(4)];
+    holds("three on two devices", Config { deaths: false, ..config });
+}
+
+/// The checker must find it, or it would not find ours.
+fn finds(planted: Planted, config: Config) {
+    let name = format!("planted {planted:?}");
+    let found = check(&name, Config { planted: Some(planted), ..config });
+    assert!(found.is_some(), "{name} was not found");
+}
+
+#[test]
+fn finds_a_dropped_reservation() {
+    finds(Planted::DroppedReservation, two(31, 45, Tier::Level1));
+}
+
+#[test]
+fn finds_an_action_on_a_stale_generation() {
+    // An exit that is reported twice, the second time of a new life.
+    finds(Planted::StaleGeneration, Config { faults: 2, commands: 0, ..two(31, 45, Tier::Level1) });
+    // A survey that was asked before the handoff.
+    let config = two(31, 45, Tier::Level1);
+    finds(Planted::StaleGeneration, Config { surveys: true, deaths: false, ..config });
+}
+
+#[test]
+fn finds_a_skipped_verification() {
+    finds(Planted::SkippedVerification, two(31, 40, Tier::Level1));
+}
+
+#[test]
+fn finds_an_accepted_late_reply() {
+    finds(Planted::LateReply, two(31, 40, Tier::Level1));
 }

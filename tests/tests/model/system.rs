@@ -12,9 +12,7 @@ use hotbunk_core::effect::{Action, Effect, Incident, Note, ProbeKind, StepResult
 use hotbunk_core::event::{By, Event, Request, Survey};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
 use hotbunk_core::invariants;
-use hotbunk_core::spec::{
-    DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts,
-};
+use hotbunk_core::spec::{DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts};
 use hotbunk_core::state::{Condition, Costs, Footprint, Node};
 use hotbunk_core::step::step;
 use hotbunk_core::tier::Tier;
@@ -567,7 +565,10 @@ impl Sys {
         let serving = self.procs[at].serves();
         let p = &mut self.procs[at];
         match action {
-            Action::Drain { .. } | Action::IsSleeping { .. } | Action::Ready { .. } | Action::WarmUp { .. }
+            Action::Drain { .. }
+            | Action::IsSleeping { .. }
+            | Action::Ready { .. }
+            | Action::WarmUp { .. }
                 if !p.alive =>
             {
                 gone()
@@ -594,6 +595,11 @@ impl Sys {
             Action::AwaitUsed { bounds, .. } => {
                 let used: Vec<(DeviceId, u64)> =
                     bounds.iter().map(|b| (b.device, self.used(config, b.device))).collect();
+                // What is read before a neighbour's death is noticed proves nothing, and nobody can know.
+                let unnoticed = self.exits.iter().any(|(x, life)| {
+                    *x != e && *life == self.node.engine(*x).life && self.share_a_device(*x, e)
+                });
+                self.blind |= unnoticed;
                 let within = bounds.iter().zip(&used).all(|(b, (_, used))| {
                     b.at_least.is_none_or(|least| *used >= least)
                         && b.at_most.is_none_or(|most| *used <= most)
@@ -818,12 +824,19 @@ impl Sys {
                 outgoing: outgoing.clone(),
                 reported: Vec::new(),
             }),
-            Note::Ended { id, failure, .. } => {
-                let Some(at) = self.observed.iter().position(|o| o.id == *id) else { return };
+            Note::Ended { id: ended, failure, .. } => {
+                let Some(at) = self.observed.iter().position(|o| o.id == *ended) else { return };
                 let observed = self.observed.remove(at);
                 if failure.is_none() && observed.by == By::Operator {
-                    for e in observed.outgoing.iter().chain([&observed.request.engine()]) {
-                        self.goal[usize::from(e.0)] = self.node.engine(*e).is_serving();
+                    let to = observed.request.engine();
+                    let switched = !matches!(observed.request, Request::Stop { .. } | Request::Sleep { .. });
+                    for at in 0..self.goal.len() {
+                        let e = id(at);
+                        let involved = e == to || observed.outgoing.contains(&e);
+                        // Handing the device over settles who serves on it, also for one that was down meanwhile.
+                        if involved || (switched && self.share_a_device(e, to)) {
+                            self.goal[at] = self.node.engine(e).is_serving();
+                        }
                     }
                 }
             }
@@ -904,9 +917,8 @@ impl Sys {
                 return self.fail("memory is taken inside a neighbour's sleep window");
             }
         }
-        let busy = (0..self.procs.len()).any(|o| {
-            o != at && self.procs[o].alive && self.procs[o].busy && self.share_a_device(e, id(o))
-        });
+        let busy = (0..self.procs.len())
+            .any(|o| o != at && self.procs[o].alive && self.procs[o].busy && self.share_a_device(e, id(o)));
         if takes && busy {
             self.fail("memory is taken while a neighbour's unanswered call may still run");
         }
@@ -990,7 +1002,9 @@ impl Sys {
             if e.tier == Tier::Awake && e.condition == Condition::Settled && !e.admission {
                 return self.fail(format!("{name} is awake and nobody may ask it anything"));
             }
-            if self.goal[at] && !e.is_serving() && !failed {
+            let left = (0..self.procs.len())
+                .any(|o| self.procs[o].leftover > 0 && self.share_a_device(id(o), id(at)));
+            if self.goal[at] && !e.is_serving() && !failed && !left {
                 return self.fail(format!("I5: {name} should serve and does not"));
             }
             if touched || failed {
@@ -1015,9 +1029,8 @@ impl Sys {
         let mut tickets: Vec<Ticket> = self.pending.iter().map(|p| p.ticket).collect();
         tickets.sort_unstable();
         tickets.dedup();
-        let short = |t: Ticket| {
-            Ticket(tickets.iter().position(|o| *o == t).map_or(u64::MAX, |at| at as u64 + 1))
-        };
+        let short =
+            |t: Ticket| Ticket(tickets.iter().position(|o| *o == t).map_or(u64::MAX, |at| at as u64 + 1));
         for p in &mut self.pending {
             p.ticket = short(p.ticket);
         }

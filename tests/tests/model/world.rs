@@ -210,7 +210,11 @@ impl Proc {
                 accepted()
             }
             Call::WorkerWakeUp => {
-                if self.map(caps, size, true, true, room) { accepted() } else { refused() }
+                if self.map(caps, size, true, true, room) {
+                    accepted()
+                } else {
+                    refused()
+                }
             }
             Call::WorkerSleep { level } => {
                 self.unmap(level);
