@@ -12,12 +12,16 @@ use hotbunk_core::spec::{DrainPolicy, Strategy};
 use hotbunk_core::tier::Tier;
 use stateright::{Checker, Model, Property};
 use std::io::Write as _;
-use system::{Act, Config, LATER, NOW, Planted, Setting, Sys};
+use system::{Act, Config, LATER, NOW, Planted, Setting, Sys, UNIT};
 use world::{Size, vllm};
 
+const fn size(weights: u64, kv: u64, residual: u64) -> Size {
+    Size { weights: weights * UNIT, kv: kv * UNIT, residual: residual * UNIT }
+}
+
 /// A: big; B: small. In one unit, both as on the reference node.
-const BIG: Size = Size { weights: 28, kv: 4, residual: 1 };
-const SMALL: Size = Size { weights: 4, kv: 4, residual: 1 };
+const BIG: Size = size(28, 4, 1);
+const SMALL: Size = size(4, 4, 1);
 
 struct Checked(Config);
 
@@ -171,7 +175,7 @@ fn named_strategies_freezing_and_aborting() {
 #[test]
 fn three_engines_on_one_device() {
     let mut config = two(31, 45, Tier::Level1);
-    config.engines.push(engine(Size { weights: 6, kv: 2, residual: 1 }, 31, Tier::Parked));
+    config.engines.push(engine(size(6, 2, 1), 31, Tier::Parked));
     config.menu = vec![switch(1, None), switch(2, None)];
     holds("three on one device", config);
 }
@@ -181,8 +185,7 @@ fn three_engines_on_two_devices_one_of_them_on_both() {
     let mut config = two(31, 40, Tier::Awake);
     config.devices = vec![(40, 1), (40, 1)];
     config.engines[1].devices = vec![1];
-    let both =
-        Setting { devices: vec![0, 1], ..engine(Size { weights: 10, kv: 4, residual: 1 }, 31, Tier::Level1) };
+    let both = Setting { devices: vec![0, 1], ..engine(size(10, 4, 1), 31, Tier::Level1) };
     config.engines.push(both);
     config.menu =
         vec![switch(2, None), switch(0, None), everything(1).swap_remove(1), everything(1).swap_remove(4)];

@@ -21,6 +21,8 @@ use std::hash::{Hash, Hasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
+/// One abstract GiB: large enough that nine tenths of it are not nothing.
+pub(crate) const UNIT: u64 = 100;
 /// When everything happens.
 pub(crate) const NOW: Moment = Moment(1_000_000_000_000);
 /// When back-offs have run out.
@@ -235,8 +237,8 @@ impl Sys {
         let device = |(at, (capacity, max_awake)): (usize, &(u64, u16))| DeviceSpec {
             name: format!("gpu{at}"),
             evidence: true,
-            capacity: Some(*capacity),
-            reserve: 1,
+            capacity: Some(*capacity * UNIT),
+            reserve: UNIT,
             slack: 0,
             max_awake: *max_awake,
         };
@@ -333,7 +335,9 @@ impl Sys {
     fn room(&self, config: &Config, e: EngineId) -> u64 {
         let devices = config.engines[usize::from(e.0)].devices.iter();
         devices
-            .map(|d| config.devices[usize::from(*d)].0.saturating_sub(self.used(config, DeviceId(*d))))
+            .map(|d| {
+                (config.devices[usize::from(*d)].0 * UNIT).saturating_sub(self.used(config, DeviceId(*d)))
+            })
             .min()
             .unwrap_or(0)
     }
@@ -523,7 +527,7 @@ impl Sys {
                 for (at, (capacity, _)) in config.devices.iter().enumerate() {
                     let device = DeviceId(u16::try_from(at).unwrap_or(0));
                     let used = self.used(config, device);
-                    self.feed(config, Event::DeviceRead { device, capacity: *capacity, used }, now);
+                    self.feed(config, Event::DeviceRead { device, capacity: *capacity * UNIT, used }, now);
                 }
             }
         }
@@ -955,7 +959,8 @@ impl Sys {
         for at in 0..self.procs.len() {
             let e = &self.node.engines[at];
             let p = &self.procs[at];
-            let touched = self.tampered[at] || self.blind;
+            // Bytes that somebody else moved pass for anybody's on the device.
+            let touched = self.excused();
             if e.admission && p.alive && !touched && !p.serves() {
                 self.fail(format!("I1: {} takes requests and cannot serve", e.spec.name));
                 return;
@@ -995,7 +1000,7 @@ impl Sys {
             let (e, p) = (&self.node.engines[at], &self.procs[at]);
             let name = e.spec.name.clone();
             let failed = matches!(e.condition, Condition::Failed(_) | Condition::NoRoom);
-            let touched = self.tampered[at] || self.blind;
+            let touched = self.excused();
             if matches!(e.condition, Condition::Moving | Condition::Adrift(_)) || (e.dead && !failed) {
                 return self.fail(format!("{name} is stuck"));
             }
