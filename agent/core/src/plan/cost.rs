@@ -32,11 +32,13 @@ pub fn enter_cost(engine: &Engine, tier: Tier) -> Duration {
         return learned;
     }
     let awake = ledger::bytes_at(engine, Tier::Awake).unwrap_or(0);
+    // The KV cache is dropped, not copied.
+    let weights = awake.saturating_sub(ledger::kv_bytes(engine).unwrap_or(0));
     match tier {
         Tier::Awake => Duration::ZERO,
         Tier::Parked => FIXED,
-        Tier::Level1 if engine.pinned => FIXED + at(awake, COPY),
-        Tier::Level1 => FIXED + at(awake, PIN),
+        Tier::Level1 if engine.pinned => FIXED + at(weights, COPY),
+        Tier::Level1 => FIXED + at(weights, PIN),
         Tier::Level2 => FIXED + at(awake, MAP),
         Tier::Stopped => Duration::from_secs(5).min(engine.spec.stop_grace),
     }

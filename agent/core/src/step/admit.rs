@@ -337,13 +337,12 @@ impl Cx<'_> {
     }
 
     fn one_more_may_be_awake(&self, id: EngineId) -> Result<(), Refusal> {
-        let max = self.max_awake(id);
-        let others = self.others_awake(id);
-        match others.first() {
-            Some(other) if others.len() >= usize::from(max) => {
-                Err(Refusal::TooManyAwake { awake: self.node.engine(*other).spec.name.clone(), max })
+        match self.crowded(id, &[]) {
+            Some((other, device)) => {
+                let max = self.node.device(device).spec.max_awake.max(1);
+                Err(Refusal::TooManyAwake { awake: self.node.engine(other).spec.name.clone(), max })
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 

@@ -415,7 +415,7 @@ impl Cx<'_> {
             let e = self.node.engine(engine);
             let down = e.wanted_awake && e.tier == Tier::Stopped;
             let concerned = down && e.spec.devices.iter().any(|d| devices.contains(d));
-            if concerned && self.others_awake(engine).len() >= usize::from(self.max_awake(engine)) {
+            if concerned && self.crowded(engine, &[]).is_some() {
                 self.node.engine_mut(engine).wanted_awake = false;
             }
         }

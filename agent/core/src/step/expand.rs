@@ -157,16 +157,14 @@ impl Cx<'_> {
         });
         for newcomer in newcomers {
             let e = self.node.engine(newcomer);
-            let awake = self.others_awake(newcomer);
             // One that crashed and is due to come back counts as well.
             let comes_back = |id: &EngineId| {
                 let e = self.node.engine(*id);
                 op.serving_before.contains(id)
                     || (e.wanted_awake && e.spec.devices.iter().any(|d| op.devices.contains(d)))
             };
-            let others = self.node.ids().filter(|id| *id != newcomer && !awake.contains(id));
-            let back = others.filter(comes_back).count();
-            if awake.len() + back + 1 > usize::from(self.max_awake(newcomer)) {
+            let back: Vec<EngineId> = self.node.ids().filter(comes_back).collect();
+            if self.crowded(newcomer, &back).is_some() {
                 let before = op.tiers_before[usize::from(newcomer.0)];
                 let tier = if before.has_process() && before != Tier::Awake { before } else { e.spec.rest };
                 steps.push(Step::Fall { engine: newcomer, tier });

@@ -94,7 +94,8 @@ impl Cx<'_> {
         if busy || self.node.engines_on(device).any(unsettled) {
             return;
         }
-        let ours: u64 = self.node.engines_on(device).map(|id| self.node.engine(id).held).sum();
+        let ours: u64 =
+            self.node.engines_on(device).map(|id| self.node.engine(id).held).fold(0, u64::saturating_add);
         let d = &mut self.node.devices[usize::from(device.0)];
         let foreign = Some(used.saturating_sub(ours)).filter(|bytes| *bytes > d.spec.slack).unwrap_or(0);
         let appeared = foreign > d.foreign.saturating_add(d.spec.slack);
