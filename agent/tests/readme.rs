@@ -145,7 +145,8 @@ fn every_subcommand_and_flag_of_ctl_exists() {
         let mut help = read(&snapshot);
         if command == "cycle" {
             assert!(listed_commands(&help).contains(words[1]), "`ctl {line}`");
-            help += &std::fs::read_to_string(root().join("ctl/tests/snapshots/cli__help_cycle_run.snap")).unwrap();
+            help += &std::fs::read_to_string(root().join("ctl/tests/snapshots/cli__help_cycle_run.snap"))
+                .unwrap();
         }
         for flag in words.iter().filter(|w| w.starts_with('-')) {
             assert!(
@@ -216,8 +217,11 @@ fn incidents_are_those_of_the_core() {
     let source = read("agent/core/src/effect.rs");
     let (_, codes) = source.split_once("impl Incident {").expect("where the codes are");
     let (codes, _) = codes.split_once("\n}").expect("the end of it");
-    let core: BTreeSet<&str> =
-        codes.lines().filter_map(|l| l.split_once("=> \"")?.1.split_once('"')).map(|(code, _)| code).collect();
+    let core: BTreeSet<&str> = codes
+        .lines()
+        .filter_map(|l| l.split_once("=> \"")?.1.split_once('"'))
+        .map(|(code, _)| code)
+        .collect();
     let failing = section(&read("README.md"), "## When something fails");
     let (_, list) = failing.split_once("Each fault leaves").expect("the list of incidents");
     let named: BTreeSet<String> = spans(list).into_iter().filter(|s| !s.contains(' ')).collect();
@@ -256,7 +260,9 @@ fn design_figures_are_sums_of_the_profile() {
     let (to_b, to_a) = (first_token(&a, &b), first_token(&b, &a));
     let strategies = section(&read("README.md"), "## Strategies");
     let rows = rows(&strategies);
-    for (at, strategy) in ["`sleep-first`", "`wake-first`", "`park`", "`auto`, incoming engine parked"].into_iter().enumerate() {
+    for (at, strategy) in
+        ["`sleep-first`", "`wake-first`", "`park`", "`auto`, incoming engine parked"].into_iter().enumerate()
+    {
         let row = rows.iter().rev().find(|row| row[0] == strategy && row[1].ends_with(" s"));
         let row = row.unwrap_or_else(|| panic!("no figures of {strategy}"));
         assert_eq!(row[1..], [format!("{:.2} s", to_b[at]), format!("{:.2} s", to_a[at])], "{strategy}");
@@ -264,7 +270,8 @@ fn design_figures_are_sums_of_the_profile() {
     // The figure: one column is 50 ms, and nothing is shorter than one.
     let columns = |seconds: f64| ((seconds / 0.05).round() as usize).max(1);
     let drawn = |word: &str| {
-        let line = strategies.lines().find(|l| l.starts_with(word) && l[15..].starts_with(['S', 'W', 'r', 'w']));
+        let line =
+            strategies.lines().find(|l| l.starts_with(word) && l[15..].starts_with(['S', 'W', 'r', 'w']));
         line.and_then(|l| l[15..].split_whitespace().next()).unwrap_or_default().to_owned()
     };
     let sleep = "S".repeat(columns(a.sleep_s(1, false)));
