@@ -1,0 +1,284 @@
+//! The agent's hold on a running engine.
+
+use std::path::{Path, PathBuf};
+use std::process::Child;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hotbunk_core::ids::Incarnation;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+
+use super::Error;
+use super::log::{MEMORY_LINES, tail_of_file, telling_line};
+use super::monitor::{Monitor, Question};
+use super::protocol::{Answer, Ask, Exit};
+use super::scope::Scope;
+use super::signal;
+use super::state::ShimState;
+use super::sweep::{Leftover, SWEEP_DEADLINE, SweepEnd};
+use crate::clock;
+
+/// What a shim is given beyond grace and sweep before it is taken for hung.
+const SLACK: Duration = Duration::from_secs(5);
+
+/// What happens to an engine's processes, in this order: one of the first two, then the third, possibly again when
+/// leftovers go at last.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ProcessEvent {
+    /// The leader ended. Others of the tree may still run and hold memory.
+    Exited {
+        /// For people: how, and the line of the output that says most about why.
+        reason: String,
+        /// Whether, how, and the last lines.
+        exit: Exit,
+    },
+    /// The shim was killed. The engine's tree is being ended, since nothing holds its output and exit status any more.
+    ShimLost,
+    /// Nothing of the tree runs any more, but for what is named.
+    Swept(SweepEnd),
+}
+
+/// How a stop went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StopReport {
+    /// How the leader ended; `None` where its shim was lost.
+    pub exit: Option<Exit>,
+    /// Processes that had to be sent SIGKILL; 0 is a graceful end.
+    pub killed: u32,
+    /// Processes that SIGKILL has not ended: their memory is not free. A later [`ProcessEvent::Swept`] tells when they
+    /// have gone.
+    pub left: Vec<Leftover>,
+    /// From the request to the end of the tree.
+    pub took: Duration,
+}
+
+/// Everything that has happened, for whoever listens and whoever will.
+#[derive(Debug, Default)]
+pub(super) struct Bus {
+    history: Vec<ProcessEvent>,
+    listeners: Vec<mpsc::UnboundedSender<ProcessEvent>>,
+}
+
+impl Bus {
+    pub(super) fn tell(&mut self, event: ProcessEvent) {
+        self.listeners.retain(|listener| listener.send(event.clone()).is_ok());
+        self.history.push(event);
+    }
+
+    fn listen(&mut self) -> mpsc::UnboundedReceiver<ProcessEvent> {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        for event in &self.history {
+            // The receiver is right here.
+            let _ = sender.send(event.clone());
+        }
+        self.listeners.push(sender);
+        receiver
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) state: ShimState,
+    pub(super) state_file: PathBuf,
+    pub(super) scope: Scope,
+    pub(super) bus: Mutex<Bus>,
+}
+
+impl Inner {
+    pub(super) fn tell(&self, event: ProcessEvent) {
+        self.bus.lock().unwrap_or_else(PoisonError::into_inner).tell(event);
+    }
+}
+
+/// A running engine: one incarnation. Clones are the same engine. Dropping it ends nothing.
+#[derive(Debug, Clone)]
+pub struct EngineProcess {
+    inner: Arc<Inner>,
+    incarnation: Incarnation,
+    questions: mpsc::UnboundedSender<Question>,
+}
+
+impl EngineProcess {
+    /// Takes hold of an engine whose shim has just reported for duty.
+    pub(super) fn attach(state: ShimState, state_file: PathBuf, shim: Child) -> EngineProcess {
+        let (questions, asked) = mpsc::unbounded_channel();
+        // A shim reports only once its engine has a leader; without one the shim itself is the best name there is.
+        let incarnation = state.incarnation().unwrap_or(Incarnation {
+            pid: state.shim.pid,
+            start_ticks: state.shim.start_ticks,
+            boot_id: state.boot_id.clone(),
+        });
+        let scope = Scope::of(&state);
+        let inner = Arc::new(Inner { scope, state, state_file, bus: Mutex::default() });
+        tokio::spawn(Monitor::new(Arc::clone(&inner), shim, asked).run());
+        EngineProcess { inner, incarnation, questions }
+    }
+
+    /// Which process life this is: the leader's pid, start time and boot.
+    pub fn incarnation(&self) -> Incarnation {
+        self.incarnation.clone()
+    }
+
+    /// What the shim wrote down about itself: its pid, cgroup (or why there is none), session.
+    pub fn state(&self) -> &ShimState {
+        &self.inner.state
+    }
+
+    /// Everything that has happened and will happen to these processes; nothing is missed by listening late. Ends
+    /// (`None`) once the tree is gone and all handles are dropped.
+    pub fn events(&self) -> mpsc::UnboundedReceiver<ProcessEvent> {
+        self.inner.bus.lock().unwrap_or_else(PoisonError::into_inner).listen()
+    }
+
+    /// Running processes of the engine, without its shim. Reads `/proc` once (some 10 µs a process of the machine), so
+    /// ask about once a second, not in a tight loop.
+    pub fn pids(&self) -> Vec<u32> {
+        self.inner.scope.look().iter().map(|stat| stat.pid).collect()
+    }
+
+    /// The incarnation's log. At its size limit it is renamed to `….log.N` and begun anew.
+    pub fn log_path(&self) -> &Path {
+        &self.inner.state.log
+    }
+
+    /// The last `lines` lines of output, oldest first; empty where there are none.
+    pub async fn tail(&self, lines: usize) -> Vec<String> {
+        // The shim knows the last ones even when the disk is full.
+        if lines <= MEMORY_LINES
+            && let Some(Answer::Tail(tail)) = self.ask(Ask::TailLog { lines }).await
+        {
+            return tail;
+        }
+        tail_of_file(self.log_path(), lines).unwrap_or_default()
+    }
+
+    /// SIGTERM to the leader, `grace`, then SIGKILL to whatever is left of the tree. Returns when nothing is left, or
+    /// what is left does not go. On an engine that has ended already it reports that end.
+    ///
+    /// Dropping the future does not call the stop off.
+    ///
+    /// # Errors
+    /// [`Error::Unconfirmed`] where neither the shim nor, after it was killed, the agent could end the tree.
+    pub async fn stop(&self, grace: Duration) -> Result<StopReport, Error> {
+        let grace_ms = u64::try_from(grace.as_millis()).unwrap_or(u64::MAX);
+        self.end(Ask::Stop { grace_ms }, grace).await
+    }
+
+    /// SIGKILL to the whole tree.
+    ///
+    /// # Errors
+    /// As for [`EngineProcess::stop`].
+    pub async fn kill(&self) -> Result<StopReport, Error> {
+        self.end(Ask::Kill, Duration::ZERO).await
+    }
+
+    async fn end(&self, ask: Ask, grace: Duration) -> Result<StopReport, Error> {
+        let began = clock::now();
+        let mut events = self.events();
+        // The end is told by an event; the answer only says that the question arrived.
+        let (reply, _) = oneshot::channel();
+        let _ = self.questions.send(Question { ask, reply });
+        let patience = grace.saturating_add(SWEEP_DEADLINE + SLACK);
+        let end = match timeout(patience, swept(&mut events)).await {
+            Ok(end) => end,
+            // It hangs (stopped, or its disk does): without it the agent can do the same.
+            Err(_) => {
+                let _ = signal::send(self.inner.state.shim, rustix::process::Signal::KILL);
+                timeout(SWEEP_DEADLINE + SLACK, swept(&mut events)).await.ok().flatten()
+            }
+        };
+        match end {
+            Some((exit, end)) => {
+                Ok(StopReport { exit, killed: end.killed, left: end.left, took: clock::now().since(began) })
+            }
+            None => Err(Error::Unconfirmed {
+                engine: self.inner.state.engine.clone(),
+                shim_pid: self.inner.state.shim.pid,
+                waited: clock::now().since(began),
+            }),
+        }
+    }
+
+    async fn ask(&self, ask: Ask) -> Option<Answer> {
+        let (reply, answer) = oneshot::channel();
+        self.questions.send(Question { ask, reply }).ok()?;
+        timeout(SLACK, answer).await.ok()?.ok()
+    }
+}
+
+/// Waits for the end of the tree; `None` where the monitor has gone (the runtime is shutting down).
+async fn swept(events: &mut mpsc::UnboundedReceiver<ProcessEvent>) -> Option<(Option<Exit>, SweepEnd)> {
+    let mut leader = None;
+    loop {
+        match events.recv().await? {
+            ProcessEvent::Exited { exit, .. } => leader = Some(exit),
+            ProcessEvent::ShimLost => {}
+            ProcessEvent::Swept(end) => return Some((leader, end)),
+        }
+    }
+}
+
+/// How a leader ended, in words, with the line of its output that says most.
+pub(super) fn reason(exit: &Exit) -> String {
+    let how = match (exit.code, exit.signal) {
+        (Some(0), _) if !exit.asked => "exited with code 0 though nobody had asked it to".to_owned(),
+        (Some(code), _) => format!("exited with code {code}"),
+        (None, Some(number)) => format!("killed by {}", signal_name(number)),
+        (None, None) => "ended in an unknown way".to_owned(),
+    };
+    match telling_line(&exit.tail) {
+        Some(line) if !exit.asked => format!("{how}; its output ends: {line}"),
+        _ => how,
+    }
+}
+
+fn signal_name(number: i32) -> String {
+    let name = match number {
+        1 => "SIGHUP",
+        2 => "SIGINT",
+        3 => "SIGQUIT",
+        4 => "SIGILL",
+        6 => "SIGABRT",
+        7 => "SIGBUS",
+        8 => "SIGFPE",
+        9 => "SIGKILL (was memory short? the kernel log tells)",
+        11 => "SIGSEGV",
+        13 => "SIGPIPE",
+        15 => "SIGTERM",
+        _ => return format!("signal {number}"),
+    };
+    name.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn exit(asked: bool, code: Option<i32>, signal: Option<i32>, tail: &[&str]) -> Exit {
+        Exit { asked, code, signal, tail: tail.iter().map(|&line| line.to_owned()).collect() }
+    }
+
+    #[test]
+    fn a_reason_says_how_and_why() {
+        assert_eq!(
+            reason(&exit(false, Some(1), None, &["ValueError: no room", ""])),
+            "exited with code 1; its output ends: ValueError: no room"
+        );
+        assert!(reason(&exit(false, Some(0), None, &[])).contains("nobody had asked"));
+        assert!(reason(&exit(false, None, Some(9), &[])).contains("SIGKILL"));
+        assert_eq!(reason(&exit(true, Some(0), None, &["bye"])), "exited with code 0");
+        assert_eq!(reason(&exit(false, None, Some(64), &[])), "killed by signal 64");
+    }
+
+    #[test]
+    fn who_listens_late_hears_everything() {
+        let mut bus = Bus::default();
+        bus.tell(ProcessEvent::ShimLost);
+        let mut late = bus.listen();
+        bus.tell(ProcessEvent::Swept(SweepEnd::default()));
+        assert_eq!(late.try_recv(), Ok(ProcessEvent::ShimLost));
+        assert_eq!(late.try_recv(), Ok(ProcessEvent::Swept(SweepEnd::default())));
+        assert!(late.try_recv().is_err());
+    }
+}
