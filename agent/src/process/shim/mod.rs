@@ -242,14 +242,17 @@ impl Shim {
 
     /// Reaps what has died, looks at what lives where that matters, and takes the steps that follow.
     async fn advance(&mut self, clients: &mut Clients) {
+        self.reap_and_tell(clients).await;
+        let empty = self.stage.wants_look() && self.scope.look().is_empty();
+        // A leader that died between reaping and looking is not running, but has not been told of either.
+        self.reap_and_tell(clients).await;
+        self.step(if empty { Input::TreeEmpty } else { Input::Tick }, clients).await;
+    }
+
+    async fn reap_and_tell(&mut self, clients: &mut Clients) {
         if self.reap() {
             self.capture.settle().await;
             self.step(Input::LeaderExited, clients).await;
-        }
-        if self.stage.wants_look() && self.scope.look().is_empty() {
-            self.step(Input::TreeEmpty, clients).await;
-        } else {
-            self.step(Input::Tick, clients).await;
         }
     }
 
