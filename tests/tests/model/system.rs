@@ -856,7 +856,8 @@ impl Sys {
             Note::Ended { id: ended, failure, .. } => {
                 let Some(at) = self.observed.iter().position(|o| o.id == *ended) else { return };
                 let observed = self.observed.remove(at);
-                if failure.is_none() && observed.by == By::Operator {
+                let chooses = !matches!(observed.request, Request::Reset(_));
+                if failure.is_none() && observed.by == By::Operator && chooses {
                     let to = observed.request.engine();
                     let switched = !matches!(observed.request, Request::Stop { .. } | Request::Sleep { .. });
                     for at in 0..self.goal.len() {
@@ -878,6 +879,9 @@ impl Sys {
     }
 
     fn incident(&mut self, incident: Incident, e: EngineId) {
+        if incident == Incident::GivenUp {
+            self.goal[usize::from(e.0)] = false;
+        }
         match incident {
             Incident::Crashed if self.procs[usize::from(e.0)].alive => {
                 self.fail("a crash was reported of an engine that lives");

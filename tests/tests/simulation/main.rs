@@ -339,7 +339,9 @@ fn run_all(what: &str, seeds: impl Iterator<Item = u64>) {
         std::io::stderr(),
         "simulation {what}: {count} lives, {steps} steps, {faults} faults, {per_second:.0} steps/s"
     );
-    assert!(failed.is_empty(), "{} seeds failed, the first: {}", failed.len(), failed[0]);
+    let firsts: Vec<&str> = failed.iter().filter_map(|f| f.lines().next()).collect();
+    let first = failed.first().cloned().unwrap_or_default();
+    assert!(failed.is_empty(), "{} seeds failed:\n{}\n{first}", failed.len(), firsts.join("\n"));
 }
 
 #[test]

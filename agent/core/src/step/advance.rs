@@ -442,6 +442,14 @@ impl Cx<'_> {
             for engine in &op.serving_before {
                 self.node.engine_mut(*engine).wanted_awake = true;
             }
+            // What did not come in has no claim against those that were there, nor against one due to come back.
+            if let Some(incoming) = op.incoming.filter(|e| !op.serving_before.contains(e)) {
+                let wanted = |id: &EngineId| self.node.engine(*id).wanted_awake;
+                let others: Vec<EngineId> = self.node.ids().filter(wanted).collect();
+                if !self.node.engine(incoming).is_serving() && self.crowded(incoming, &others).is_some() {
+                    self.node.engine_mut(incoming).wanted_awake = false;
+                }
+            }
         }
         if op.failure.is_none() && op.by != By::Agent && op.incoming.is_some() {
             self.settle_who_is_wanted(&op.devices);

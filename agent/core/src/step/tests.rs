@@ -572,3 +572,22 @@ fn an_engine_that_dies_on_its_way_to_rest_or_in_its_rehearsal_is_wanted_as_befor
     }
     s.dies(A).ok_to_the_end().later().ok_to_the_end().serving(A);
 }
+
+#[test]
+fn a_reset_starts_what_waits_for_its_back_off() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.dies(A).ok_to_the_end().from_here();
+    s.command(Request::Reset(A)).ok_to_the_end().serving(A);
+}
+
+#[test]
+fn a_handoff_that_failed_leaves_the_place_to_who_is_due_to_come_back() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.dies(A).ok_to_the_end();
+    // B comes awake to be rehearsed and dies of it.
+    s.command(Request::Restart { engine: B, rehearse: Some(true), drain: Drain::default() });
+    s.switch(B, None);
+    s.ok_until(|a| matches!(a, Action::AwaitUsed { engine: B, .. })).ok();
+    s.ok_until(|a| matches!(a, Action::AwaitUsed { engine: B, .. })).dies(B).ok_to_the_end();
+    s.later().ok_to_the_end().later().ok_to_the_end().serving(A);
+}
