@@ -264,11 +264,15 @@ impl Cx<'_> {
             Request::Reset(_) => {
                 let e = self.node.engine(id);
                 let leftovers = e.process && matches!(e.condition, Condition::Failed(_));
+                let now = self.now;
                 self.transit(id, "reset by command", |e| {
                     e.crashes.reset();
                     (e.restart_only, e.level2_unsafe, e.cannot_park) = (false, false, false);
-                    if !leftovers && e.tier == Tier::Stopped {
-                        e.condition = Condition::Settled;
+                    match e.condition {
+                        Condition::Failed(_) if !leftovers => e.condition = Condition::Settled,
+                        // Nothing is held against it any more: it need not wait.
+                        Condition::Backoff(_) => e.condition = Condition::Backoff(now),
+                        _ => {}
                     }
                 });
                 let sweep = vec![Step::Fall { engine: id, tier: Tier::Stopped }];
