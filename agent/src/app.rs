@@ -388,7 +388,10 @@ fn device_tasks(hands: &Arc<Hands>, switcher: &Handle) -> Vec<JoinHandle<()>> {
                 if let Some(info) = hands.sampler.info(id) {
                     hands.recorder.metrics().device_total(&device.name, info.total_bytes);
                 }
-                hands.recorder.events().publish(clock::epoch(), Happening::Device { device: Box::new(device) });
+                hands
+                    .recorder
+                    .events()
+                    .publish(clock::epoch(), Happening::Device { device: Box::new(device) });
                 if health.changed().await.is_err() {
                     return;
                 }

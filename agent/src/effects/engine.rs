@@ -309,6 +309,10 @@ mod tests {
         let stuck = Leftover { pid: 7, comm: "VLLM".into(), state: 'D' };
         let stuck = StopReport { left: vec![stuck], ..report(true, Some(9), 3) };
         assert_eq!(of(grace, &stuck), None, "the core reports leftovers");
-        assert_eq!(of(grace, &StopReport { exit: None, ..report(true, Some(9), 3) }), None, "its shim was lost");
+        assert_eq!(
+            of(grace, &StopReport { exit: None, ..report(true, Some(9), 3) }),
+            None,
+            "its shim was lost"
+        );
     }
 }

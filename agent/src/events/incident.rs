@@ -24,7 +24,9 @@ pub enum Incident {
         pid: u32,
     },
     /// The engine ended as it was asked to, and left processes behind.
-    #[error("engine {engine} ended when asked to, but left {processes} processes behind, which have been killed")]
+    #[error(
+        "engine {engine} ended when asked to, but left {processes} processes behind, which have been killed"
+    )]
     OrphansKilled {
         /// Engine's name.
         engine: String,

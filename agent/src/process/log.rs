@@ -148,8 +148,7 @@ impl LogFile {
     fn flooded_by(&self, old: &Path) -> u64 {
         let is_own = old.file_stem() == self.path.file_name();
         let Ok(metadata) = old.metadata() else { return 0 };
-        let is_young =
-            metadata.modified().is_ok_and(|at| at.elapsed().unwrap_or_default() < FLOOD_WITHIN);
+        let is_young = metadata.modified().is_ok_and(|at| at.elapsed().unwrap_or_default() < FLOOD_WITHIN);
         if is_own && is_young { metadata.len() } else { 0 }
     }
 
@@ -399,7 +398,10 @@ mod tests {
         let sizes = sizes(dir.path());
         assert_eq!(sizes.len(), 3);
         let lost = 100 * 10_000 - sizes.iter().sum::<u64>();
-        assert_eq!(file.losses.list().collect::<Vec<_>>(), [LogLoss { cause: LossCause::Flood, bytes: lost }]);
+        assert_eq!(
+            file.losses.list().collect::<Vec<_>>(),
+            [LogLoss { cause: LossCause::Flood, bytes: lost }]
+        );
         assert!(sizes.iter().all(|size| *size <= POLICY.max_bytes), "{sizes:?}");
         assert_eq!(last_lines(&path, 1).expect("readable")[0].trim(), "99");
         let both: Vec<String> = tail_of_file(&path, 10).expect("readable");
