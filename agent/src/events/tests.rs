@@ -8,6 +8,7 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use hotbunk_core::effect::Incident as Core;
 use hotbunk_core::ids::Incarnation;
 use hotbunk_core::tier::Tier;
+use hotbunk_core::time::Moment;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -146,7 +147,7 @@ fn sentences() {
     let shell = incidents();
     let records = facts.chain(core).chain(shell.iter().map(Record::from));
     let text: String =
-        records.map(|record| format!("{:<5} {}\n", level_word(level(&record)), Sentence(&record))).collect();
+        records.map(|record| format!("{:<5} {}\n", level(&record).as_str().to_lowercase(), Sentence(&record))).collect();
     insta::assert_snapshot!("sentences", text);
 }
 
