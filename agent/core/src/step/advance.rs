@@ -158,6 +158,8 @@ impl Cx<'_> {
             };
         });
         if let Some(reason) = given_up {
+            let name = &self.node.engine(engine).spec.name;
+            let reason = format!("{name} is left alone after {reason}: mend the cause, then `reset` it");
             self.incident(Incident::GivenUp, Some(engine), reason);
         }
     }
