@@ -212,3 +212,21 @@ async fn a_flood_on_stderr_does_not_stop_the_engine() {
     engine.text(3).await;
     until("the flood", async || engine.log().len() > 2 << 20).await;
 }
+
+#[tokio::test]
+async fn a_neighbours_wake_in_the_window_of_the_first_sleep_fires_the_assertion() {
+    let node = Node::new();
+    let a = node.start_slow("A", 100.0, &[]).await;
+    assert_eq!(a.post("/sleep?level=1").await, 200);
+    // B pins for the first time: long enough for A to take more than B gives.
+    let b = node.start_slow("B", 5.0, &[]).await;
+    let before = node.used();
+    let wake = async {
+        until("B to begin", async || node.used() < before).await;
+        a.post("/wake_up").await
+    };
+    let (slept, woken) = tokio::join!(b.post("/sleep?level=1"), wake);
+    assert_eq!((slept, woken), (500, 200));
+    assert!(a.text(3).await.len() > 3);
+    until("A's workspace to go", async || node.used() == 33393 * MIB + B_RESIDUAL).await;
+}

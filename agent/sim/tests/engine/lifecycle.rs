@@ -7,7 +7,7 @@ use std::net::TcpListener;
 #[tokio::test]
 async fn the_tree_is_vllms_and_sigterm_ends_all_of_it_with_code_0() {
     let node = Node::new();
-    let mut engine = node.start("B", &["--speed", "20"]).await;
+    let mut engine = node.start_slow("B", 20.0, &[]).await;
     assert_eq!(engine.living_family(), 2);
     let core = engine.core();
     assert_eq!(node.ledger.processes().unwrap(), vec![(core, B_FRESH, "B".to_owned())]);
@@ -39,7 +39,7 @@ async fn a_killed_api_server_leaves_core_tracker_and_memory_for_ever() {
 #[tokio::test]
 async fn a_killed_core_turns_health_to_503_and_the_server_leaves_with_code_0() {
     let node = Node::new();
-    let mut engine = node.start("B", &["--speed", "10"]).await;
+    let mut engine = node.start_slow("B", 10.0, &[]).await;
     let mut stream = engine.stream(3000).await;
     stream.until(2).await;
     Engine::signal(engine.core(), Signal::KILL);
@@ -155,4 +155,31 @@ async fn the_first_offload_pins_host_memory_for_good() {
     assert!(rss() >= before + expected * 9 / 10, "not given back");
     assert_eq!(engine.post("/sleep?level=1").await, 200);
     assert!(rss() < before + expected * 11 / 10, "nor taken again");
+}
+
+#[tokio::test]
+async fn a_core_killed_while_it_moves_memory_leaves_a_sound_ledger() {
+    let node = Node::new();
+    for gib in [1, 2, 4, 6, 7] {
+        let mut engine = node.launch("B", &["--speed", "1000"]);
+        until("memory", async || node.used() > gib << 30).await;
+        engine.note_family();
+        Engine::signal(engine.core(), Signal::KILL);
+        until("memory to return", async || node.used() == 0).await;
+        engine.ended().await;
+    }
+    assert_eq!(node.start("B", &[]).await.text(3).await.split_whitespace().count(), 3);
+    assert_eq!(node.used(), 0);
+}
+
+#[tokio::test]
+async fn told_to_stay_the_server_answers_503_after_its_engines_death() {
+    let node = Node::new();
+    let mut engine = node.start("B", &["env:VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1"]).await;
+    Engine::signal(engine.core(), Signal::KILL);
+    until("the death to be noticed", async || engine.get("/health").await.status() == 503).await;
+    assert_eq!(engine.complete(3).await.0, 500);
+    assert!(engine.is_running());
+    Engine::signal(engine.pid(), Signal::TERM);
+    assert_eq!(engine.ended().await.code(), Some(0));
 }

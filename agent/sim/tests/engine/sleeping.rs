@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 #[tokio::test]
 async fn level_1_gives_back_all_but_the_residual_and_the_text_stays() {
     let node = Node::new();
-    let engine = node.start("B", &["--speed", "40"]).await;
+    let engine = node.start_slow("B", 40.0, &[]).await;
     assert_eq!(node.used(), B_FRESH);
     let text = engine.text(20).await;
     assert_eq!(engine.post("/sleep?level=1&mode=wait").await, 200);
@@ -32,7 +32,7 @@ async fn level_1_gives_back_all_but_the_residual_and_the_text_stays() {
 #[tokio::test]
 async fn is_sleeping_waits_for_the_copy() {
     let node = Node::new();
-    let engine = node.start("B", &["--speed", "20"]).await;
+    let engine = node.start_slow("B", 20.0, &[]).await;
     let sleep = engine.post("/sleep?level=1");
     let ask = async {
         until("memory to go", async || node.used() < B_FRESH).await;
@@ -135,7 +135,7 @@ async fn parking_needs_a_pause_and_returns_the_kv_cache_alone() {
 #[tokio::test]
 async fn frozen_streams_go_on_byte_for_byte_through_parking_level_1_and_demotion() {
     let node = Node::new();
-    let engine = node.start("B", &["--speed", "20"]).await;
+    let engine = node.start_slow("B", 20.0, &[]).await;
     let expected = engine.text(1200).await;
     let park = ["/sleep?level=0&mode=keep", "/release_kv_cache_memory"];
     let level_1 = ["/sleep?level=1&mode=keep"];
@@ -164,7 +164,7 @@ async fn frozen_streams_go_on_byte_for_byte_through_parking_level_1_and_demotion
 #[tokio::test]
 async fn a_sleep_that_aborts_ends_streams_and_plain_requests_with_200() {
     let node = Node::new();
-    let engine = node.start("B", &["--speed", "5", "--enable-server-load-tracking"]).await;
+    let engine = node.start_slow("B", 5.0, &["--enable-server-load-tracking"]).await;
     let mut stream = engine.stream(3000).await;
     stream.until(2).await;
     let plain = engine.complete(3000);
@@ -198,7 +198,7 @@ async fn a_sleep_that_aborts_ends_streams_and_plain_requests_with_200() {
 #[tokio::test]
 async fn mode_wait_returns_after_the_last_token_and_is_sleeping_is_true_before() {
     let node = Node::new();
-    let engine = node.start("B", &["--speed", "10"]).await;
+    let engine = node.start_slow("B", 10.0, &[]).await;
     let mut stream = engine.stream(400).await;
     stream.until(2).await;
     let sleep = async {
