@@ -23,7 +23,7 @@ use tokio::sync::watch;
 
 /// What each request of a load round asks: 25 words, of which the simulated models count 26 and 25 tokens, as the
 /// reference's models did of its prompt.
-const PROMPT: &str = "Two sailors share one bunk on a small ship and take turns by the watch so that it is \
+const PROMPT: &str = "Two sailors share one bunk on a ship and take turns by the watch so that it is \
                       never cold and never empty at night";
 /// One request of a load round.
 const REQUEST: Duration = Duration::from_secs(300);

@@ -10,7 +10,7 @@ pub use engine::{EngineSlot, Facts, chain};
 pub use work::{Called, WorkLog};
 
 use crate::clock;
-use crate::device::{AwaitOutcome, Sampler, Threshold, Unavailable};
+use crate::device::{AwaitOutcome, Sampler, Threshold};
 use crate::engine::{self as vllm, Depth, Drain, ProbeEnd, ProbeKind as Ask, ProbeResult};
 use crate::events::{Context, Recorder};
 use crate::host::{self, HostSampler};
@@ -232,10 +232,7 @@ impl Hands {
         self.refresh_owners();
         for device in &slot.config.devices {
             let device = DeviceId(u16::try_from(*device).unwrap_or(u16::MAX));
-            let reading = match self.sampler.read_now(device).await {
-                Ok(reading) => Some(reading),
-                Err(Unavailable::Missing(_) | Unavailable::NotWatched) => None,
-            };
+            let reading = self.sampler.read_now(device).await.ok();
             used.push((device, reading.as_ref().map(|r| r.used)));
             let bytes = reading.as_ref().and_then(|r| self.sampler.engine_bytes(r, &slot.config.name));
             own = own.max(bytes);

@@ -4,6 +4,7 @@ use super::Cx;
 use crate::backoff::Verdict;
 use crate::call::Call;
 use crate::effect::{Action, Bound, Effect, Incident, Note, Ticket};
+use crate::event::By;
 use crate::ids::{EngineId, OperationId};
 use crate::ledger;
 use crate::program::{Cause, Failure, Step, incident_of};
@@ -53,6 +54,12 @@ impl Cx<'_> {
             };
         }
         let Some(engine) = step.engine() else { return Flow::Next };
+        let lives_on =
+            matches!(step, Step::Open(_)) || matches!(step, Step::Settle { tier, .. } if tier.has_process());
+        if lives_on && self.node.engine(engine).dead {
+            let name = &self.node.engine(engine).spec.name;
+            return Flow::Fail(Cause::Gone, format!("{name}'s process has ended"));
+        }
         match step {
             Step::Close(_) => self.node.engine_mut(engine).admission = false,
             Step::Open(_) => self.node.engine_mut(engine).admission = true,
@@ -105,6 +112,8 @@ impl Cx<'_> {
                 (_, Tier::Awake) => e.costs.leave[before as usize] = Some(now.since(began)),
                 _ => {}
             }
+            // Whatever was asked of it before is stale: a survey of the awake engine says nothing of the sleeping one.
+            e.generation += 1;
             e.held = bytes.unwrap_or(e.held);
             e.reserved = 0;
             e.tier = tier;
@@ -113,7 +122,6 @@ impl Cx<'_> {
             e.watch = crate::state::Watch { progress_at: now, ..Default::default() };
             match tier {
                 Tier::Awake => {
-                    e.generation += 1;
                     e.awake_since = now;
                     e.frozen = false;
                 }
@@ -297,12 +305,18 @@ impl Cx<'_> {
                 let reason = failure.detail.clone();
                 self.transit(engine, "it could not be ended", |e| {
                     (e.process, e.dead, e.admission) = (true, true, false);
+                    // What it was about to take may be among what is left.
+                    (e.held, e.reserved) = (e.held.saturating_add(e.reserved), 0);
                     e.tier = Tier::Stopped;
                     e.condition = Condition::Failed(reason);
                 });
                 let Some(op) = self.op(id) else { return };
                 op.failure.get_or_insert(failure);
                 op.skip_leg(engine);
+                // Processes are left; whether bytes are, the device tells.
+                if matches!(step, Step::Stop { .. }) {
+                    op.program.push_front(Step::AwaitRelease { engine, tier: Tier::Stopped });
+                }
             }
             Recovery::Lost(engine) => self.lose(id, engine, failure),
         }
@@ -341,6 +355,10 @@ impl Cx<'_> {
         match op.stage {
             Stage::Forward => {
                 op.stage = Stage::Restoring;
+                // What came in meanwhile is not frozen on its way back: it may have no tier that keeps requests.
+                if op.drain == DrainPolicy::Freeze {
+                    op.drain = DrainPolicy::Wait;
+                }
                 op.program = steps.into_iter().chain([Step::Restore]).collect();
             }
             Stage::Restoring | Stage::Abandoned => {
@@ -363,6 +381,8 @@ impl Cx<'_> {
             Stage::Forward if replaces => {
                 op.skip_leg(engine);
                 op.program.push_front(kill);
+                // It was on its way out: when it comes back it goes to its rest tier.
+                self.node.engine_mut(engine).wanted_awake = false;
             }
             Stage::Forward => self.give_up(id, failure, vec![kill]),
             Stage::Restoring
@@ -373,6 +393,11 @@ impl Cx<'_> {
                 op.program.push_front(Step::Launch { engine, rehearse: false });
                 op.program.push_front(kill);
             }
+            // Not one of those that must serve again: they can, without it.
+            Stage::Restoring if !op.serving_before.contains(&engine) => {
+                op.skip_leg(engine);
+                op.program.push_front(kill);
+            }
             Stage::Restoring | Stage::Abandoned => {
                 op.skip_leg(engine);
                 op.program.push_front(kill);
@@ -380,6 +405,18 @@ impl Cx<'_> {
                     op.stage = Stage::Abandoned;
                     self.incident(Incident::RollbackFailed, Some(engine), failure.detail);
                 }
+            }
+        }
+    }
+
+    /// Somebody chose who serves: an engine that is down meanwhile does not take the place back when it returns.
+    fn settle_who_is_wanted(&mut self, devices: &[crate::ids::DeviceId]) {
+        for engine in self.node.ids() {
+            let e = self.node.engine(engine);
+            let down = e.wanted_awake && e.tier == Tier::Stopped;
+            let concerned = down && e.spec.devices.iter().any(|d| devices.contains(d));
+            if concerned && self.crowded(engine, &[]).is_some() {
+                self.node.engine_mut(engine).wanted_awake = false;
             }
         }
     }
@@ -398,6 +435,15 @@ impl Cx<'_> {
                 e.admission = false;
                 e.condition = Condition::Adrift(Drift::Unresolved);
             });
+        }
+        if op.failure.is_some() {
+            // What could not be restored is still wanted: it is awake again when its back-off has ended.
+            for engine in &op.serving_before {
+                self.node.engine_mut(*engine).wanted_awake = true;
+            }
+        }
+        if op.failure.is_none() && op.by != By::Agent && op.incoming.is_some() {
+            self.settle_who_is_wanted(&op.devices);
         }
         let first_token = op.first_token.filter(|_| op.failure.is_none());
         self.note(Note::Ended { id, failure: op.failure, accepted: op.accepted, first_token });
