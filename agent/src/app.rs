@@ -236,7 +236,21 @@ impl App {
         tracing::info!("the agent has stopped");
     }
 
+    /// Ends the processes that are still starting. They serve nobody, a start may take minutes, and a stop waits behind
+    /// the start that is running: so the process goes first, and its start with it.
+    async fn end_starts(&self) {
+        let node = self.switcher.node();
+        for id in node.ids() {
+            let engine = node.engine(id);
+            if engine.process && engine.capabilities.is_none() {
+                let slot = self.hands.slot(id);
+                slot.stop(slot.config.stop_grace).await;
+            }
+        }
+    }
+
     async fn stop_engines(&self) {
+        self.end_starts().await;
         for engine in self.switcher.node().ids() {
             let drain = Drain { policy: Some(DrainPolicy::Abort), deadline: None };
             let request = Request::Stop { engine, drain };

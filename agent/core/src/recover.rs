@@ -67,7 +67,7 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
         (Step::AwaitRelease { .. } | Step::AwaitResidence(_), Cause::NoEvidence) if rehearsing => {
             Recovery::Accept
         }
-        (Step::Call { .. }, _) if rehearsing && park_refused => Recovery::NeverPark(id, unpause(id)),
+        (Step::Call { .. }, _) if rehearsing && park_refused => Recovery::NeverPark(id, take_kv_back(id)),
         (Step::Probe { .. }, _) if rehearsing && op.attempts == 0 => Recovery::Retry,
         _ if rehearsing => Recovery::RehearsalFailed(id),
         (Step::Drain(_), _) => Recovery::GiveUp(vec![Step::Open(id)]),
@@ -117,7 +117,7 @@ fn call_failed(e: &Engine, id: EngineId, op: &Operation, call: &Call, cause: Cau
         (Call::Sleep { .. }, Cause::CallRefused) if worker_can_be_woken(&caps) && e.tier == Tier::Awake => {
             Recovery::GiveUp(wake_behind_the_engine(id, &caps))
         }
-        (Call::ReleaseKvCache, Cause::CallRefused) => Recovery::GiveUp(unpause(id)),
+        (Call::ReleaseKvCache, Cause::CallRefused) => Recovery::GiveUp(take_kv_back(id)),
         (Call::Pause { .. } | Call::ResetPrefixCache, Cause::CallRefused) if e.tier == Tier::Awake => {
             Recovery::GiveUp(still_awake(e, id))
         }
@@ -169,6 +169,15 @@ fn still_awake(e: &Engine, id: EngineId) -> Vec<Step> {
 /// Paused with all memory resident: `/resume` is safe then, and only then (CONTRACT 1.2).
 fn unpause(id: EngineId) -> Vec<Step> {
     let mut steps = vec![Step::Call { engine: id, call: Call::Resume }];
+    steps.extend(verify_awake(id, ProbeKind::Canary));
+    steps
+}
+
+/// A release that the worker refused has left its tag asleep all the same: `/resume` answers 200 and the engine goes on
+/// sleeping (seen on real 0.32). Waking the tag resumes the scheduler too, also where nothing was released.
+fn take_kv_back(id: EngineId) -> Vec<Step> {
+    let call = Call::WakeUp { tags: WakeTags::KvCache };
+    let mut steps = vec![Step::Call { engine: id, call }];
     steps.extend(verify_awake(id, ProbeKind::Canary));
     steps
 }
