@@ -400,6 +400,10 @@ impl Cx<'_> {
         if !e.process {
             return self.start(id, rehearse, true, By::Operator);
         }
+        if e.tier == Tier::Stopped {
+            // What a stop has left: it comes back as a start would.
+            self.one_more_may_be_awake(id)?;
+        }
         plan::evidence(self.node, &e.spec.devices)?;
         let need = ledger::start_need(e);
         if let Some(short) = need.and_then(|bytes| ledger::shortfall(self.node, id, bytes)) {

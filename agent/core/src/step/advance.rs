@@ -62,7 +62,11 @@ impl Cx<'_> {
         }
         match step {
             Step::Close(_) => self.node.engine_mut(engine).admission = false,
-            Step::Open(_) => self.node.engine_mut(engine).admission = true,
+            Step::Open(_) => {
+                let serves = self.op(id).and_then(|op| op.leads_to_awake(engine)).unwrap_or(true);
+                let e = self.node.engine_mut(engine);
+                (e.admission, e.wanted_awake) = (true, serves);
+            }
             Step::Rehearsed(_) => {}
             Step::Take(_) => {
                 let now = self.now;

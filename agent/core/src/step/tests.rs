@@ -591,3 +591,12 @@ fn a_handoff_that_failed_leaves_the_place_to_who_is_due_to_come_back() {
     s.ok_until(|a| matches!(a, Action::AwaitUsed { engine: B, .. })).dies(B).ok_to_the_end();
     s.later().ok_to_the_end().later().ok_to_the_end().serving(A);
 }
+
+#[test]
+fn a_restart_of_what_a_stop_has_left_asks_whether_one_more_may_be_awake() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.command(Request::Stop { engine: B, drain: Drain::default() });
+    s.ok_until(|a| matches!(a, Action::Stop { .. })).answer(StepResult::Stopped { left: 1 }).ok_to_the_end();
+    s.from_here().command(Request::Restart { engine: B, rehearse: None, drain: Drain::default() });
+    s.reads("#2 refused: A is awake on that device and max_awake is 1; use `switch` to hand the device over");
+}
