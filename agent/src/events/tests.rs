@@ -146,8 +146,9 @@ fn sentences() {
     });
     let shell = incidents();
     let records = facts.chain(core).chain(shell.iter().map(Record::from));
-    let text: String =
-        records.map(|record| format!("{:<5} {}\n", level(&record).as_str().to_lowercase(), Sentence(&record))).collect();
+    let text: String = records
+        .map(|record| format!("{:<5} {}\n", level(&record).as_str().to_lowercase(), Sentence(&record)))
+        .collect();
     insta::assert_snapshot!("sentences", text);
 }
 
@@ -405,6 +406,9 @@ async fn bytes_of_a_tier_are_those_that_were_read_in_it() {
     recorder.record_one(&none, transition("moving", 1)).await.expect("records");
     recorder.samples(vec![sample(clock::now(), 4000)]);
     assert!(has(&recorder, "hotbunk_engine_device_bytes{engine=\"A\",tier=\"awake\"} 9000"), "it moves");
+    recorder.record_one(&none, transition("stopped", 1)).await.expect("records");
+    recorder.samples(vec![sample(clock::now(), 0)]);
+    assert!(!page(&recorder).contains("hotbunk_engine_device_bytes{engine=\"A\",tier=\"stopped\"}"));
 }
 
 #[tokio::test]

@@ -409,6 +409,28 @@ mod tests {
         assert_eq!(numbers, (90..100).collect::<Vec<u32>>());
     }
 
+    #[tokio::test]
+    async fn a_flood_through_the_pipe_is_told_while_it_lasts() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let (output, mut input) = io::pipe().expect("pipe");
+        let capture = Capture::start(output, dir.path().join("a.log"), POLICY).expect("starts");
+        let mut losses = capture.losses();
+        assert_eq!(losses.borrow_and_update().list().count(), 0);
+        let writer = thread::spawn(move || {
+            let line = [b'x'; 4096];
+            // Ends when nobody reads any more.
+            for _ in 0..256 {
+                if input.write_all(&line).is_err() {
+                    return;
+                }
+            }
+        });
+        let noticed = losses.wait_for(|losses| losses.flood > 0);
+        let noticed = tokio::time::timeout(Duration::from_secs(60), noticed).await.expect("in time").is_ok();
+        assert!(noticed, "1 MiB into 3 files of 64 KiB");
+        writer.join().expect("writes");
+    }
+
     #[test]
     fn a_log_that_holds_the_last_hour_is_not_flooded() {
         let dir = tempfile::tempdir().expect("temp dir");
