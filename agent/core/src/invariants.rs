@@ -56,8 +56,8 @@ pub fn check(node: &Node) -> Result<(), Broken> {
         if node.operations.iter().filter(|op| op.devices.contains(&device)).count() > 1 {
             return Err(Broken::TwoOperations(device));
         }
-        let reserved: u64 = node.engines_on(device).map(|id| node.engine(id).reserved).sum();
-        if let (Some(limit), true) = (ledger::limit(node, device), reserved > 0) {
+        let reserves = node.engines_on(device).any(|id| node.engine(id).reserved > 0);
+        if let (Some(limit), true) = (ledger::limit(node, device), reserves) {
             let charged = ledger::charged(node, device);
             if charged > limit {
                 return Err(Broken::Overcommitted { device, charged, limit });

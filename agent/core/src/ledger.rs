@@ -9,7 +9,7 @@
 //! span several devices hold the same on each.
 
 use crate::ids::{DeviceId, EngineId};
-use crate::state::{Engine, Node};
+use crate::state::{Condition, Engine, Node};
 use crate::tier::Tier;
 
 const GIB: u64 = 1 << 30;
@@ -28,11 +28,11 @@ pub fn bytes_at(engine: &Engine, tier: Tier) -> Option<u64> {
         Tier::Level2 => engine.measured(Tier::Level1).or(Some(e.residual)),
         Tier::Parked => match (engine.measured(Tier::Awake), e.kv_cache, e.weights) {
             (Some(awake), Some(kv), _) => Some(awake.saturating_sub(kv)),
-            (None, _, Some(weights)) => Some(weights + residual(engine)),
+            (None, _, Some(weights)) => Some(weights.saturating_add(residual(engine))),
             _ => None,
         },
         Tier::Awake => match (e.weights, e.kv_cache) {
-            (Some(weights), Some(kv)) => Some(weights + kv + residual(engine)),
+            (Some(weights), Some(kv)) => Some(weights.saturating_add(kv).saturating_add(residual(engine))),
             _ => e.start_free,
         },
     }
@@ -66,7 +66,8 @@ pub fn limit(node: &Node, device: DeviceId) -> Option<u64> {
 
 /// Bytes held and reserved by all engines of a device.
 pub fn charged(node: &Node, device: DeviceId) -> u64 {
-    node.engines_on(device).map(|id| node.engine(id)).map(|e| e.held.saturating_add(e.reserved)).sum()
+    let each = node.engines_on(device).map(|id| node.engine(id));
+    each.map(|e| e.held.saturating_add(e.reserved)).fold(0, u64::saturating_add)
 }
 
 /// What is missing for an engine to grow to `need` bytes on each of its devices; `None` if it fits.
@@ -77,7 +78,8 @@ pub fn shortfall(node: &Node, engine: EngineId, need: u64) -> Option<Shortfall> 
     let current = own.held.saturating_add(own.reserved);
     own.spec.devices.iter().find_map(|device| {
         let limit = limit(node, *device)?;
-        let after = charged(node, *device).saturating_sub(current).saturating_add(need.max(own.held));
+        let others = charged(node, *device).saturating_sub(current);
+        let after = others.saturating_add(need.max(own.held));
         (after > limit).then(|| Shortfall { device: *device, need, missing: after - limit })
     })
 }
@@ -108,8 +110,17 @@ pub fn expected_used(node: &Node, device: DeviceId, moved: EngineId, tier: Tier)
 pub fn release_threshold(node: &Node, device: DeviceId, moved: EngineId, tier: Tier) -> Option<u64> {
     let e = node.engine(moved);
     let slack = node.device(device).spec.slack;
+    // Bytes of a neighbour that has just died may be back already: were they counted as still there, they would pass
+    // for what this engine should have given back.
+    let died = |id: &EngineId| {
+        let e = node.engine(*id);
+        e.dead && !matches!(e.condition, Condition::Failed(_)) && tier != Tier::Stopped && *id != moved
+    };
+    let vanished: u64 =
+        node.engines_on(device).filter(died).map(|id| node.engine(id).held).fold(0, u64::saturating_add);
     if tier == Tier::Stopped || e.measured(tier).is_some() {
-        return expected_used(node, device, moved, tier).map(|used| used.saturating_add(slack));
+        let expected = expected_used(node, device, moved, tier)?;
+        return Some(expected.saturating_sub(vanished).saturating_add(slack));
     }
     let awake = bytes_at(e, Tier::Awake)?;
     let frees = match tier {
@@ -117,15 +128,24 @@ pub fn release_threshold(node: &Node, device: DeviceId, moved: EngineId, tier: T
         _ => awake.saturating_sub(residual(e)),
     };
     let left = awake.saturating_sub(frees / 10 * 9);
-    let others = expected_used(node, device, moved, Tier::Stopped)?;
+    let others = expected_used(node, device, moved, Tier::Stopped)?.saturating_sub(vanished);
     Some(others.saturating_add(left).saturating_add(slack))
 }
 
-/// The least that a device must show once `moved` is awake again: expected − slack. `None` where its awake bytes have
-/// never been measured.
+/// The least that a device must show once `moved` is awake again: expected − slack. Where its awake bytes have never
+/// been measured, nine tenths of the weights and KV cache that are declared; `None` where they are not.
 pub fn residence_threshold(node: &Node, device: DeviceId, moved: EngineId) -> Option<u64> {
-    node.engine(moved).measured(Tier::Awake)?;
-    let expected = expected_used(node, device, moved, Tier::Awake)?;
+    let e = node.engine(moved);
+    let declared = || Some((e.spec.estimate.weights?.saturating_add(e.spec.estimate.kv_cache?)) / 10 * 9);
+    let own = e.measured(Tier::Awake).or_else(declared)?;
+    // Engines whose process has ended count for nothing here: their bytes may be back already.
+    let lives = |id: &EngineId| {
+        let e = node.engine(*id);
+        *id != moved && !e.dead && !matches!(e.condition, Condition::Failed(_))
+    };
+    let others: u64 =
+        node.engines_on(device).filter(lives).map(|id| node.engine(id).held).fold(0, u64::saturating_add);
+    let expected = node.device(device).foreign.saturating_add(own).saturating_add(others);
     Some(expected.saturating_sub(node.device(device).spec.slack))
 }
 
@@ -144,7 +164,8 @@ pub fn host_need(engine: &Engine) -> Option<u64> {
 pub fn host_missing(node: &Node, engine: EngineId) -> Option<u64> {
     let budget = node.policy.host_budget?;
     let pinned = |id: &EngineId| node.engine(*id).pinned || *id == engine;
-    let sum: u64 = node.ids().filter(pinned).filter_map(|id| host_need(node.engine(id))).sum();
+    let sum: u64 =
+        node.ids().filter(pinned).filter_map(|id| host_need(node.engine(id))).fold(0, u64::saturating_add);
     sum.checked_sub(budget).filter(|missing| *missing > 0)
 }
 

@@ -6,8 +6,8 @@
 //!
 //! ```text
 //!   Fall    close · drain · take · calls… · confirm asleep · await release · settle
-//!   Rise    take · reserve · calls… · confirm awake · await residence · probe · settle · open
-//!   Launch  take · reserve · spawn · ready · probe · warm up · measure · rehearse · settle · open
+//!   Rise    reserve · take · calls… · confirm awake · await residence · probe · settle · open
+//!   Launch  reserve · take · spawn · ready · probe · warm up · measure · rehearse · settle · open
 //!   Kill    close · take · stop · await release · bury
 //! ```
 

@@ -27,7 +27,7 @@ use crate::effect::ProbeKind;
 use crate::ids::EngineId;
 use crate::program::{Cause, Step, level_of};
 use crate::sequence;
-use crate::state::{Engine, Node, Operation, Stage};
+use crate::state::{Condition, Engine, Node, Operation, Stage};
 use crate::tier::Tier;
 
 /// What follows a failed step.
@@ -61,11 +61,19 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
     match (step, cause) {
         (Step::AwaitRelease { tier: Tier::Stopped, .. }, Cause::NoEvidence) => Recovery::Accept,
         (Step::AwaitRelease { tier: Tier::Stopped, .. } | Step::Stop { .. }, _) => Recovery::Leftovers(id),
+        // It was to be stopped: what is left of it goes the same way.
+        (Step::Drain(_), Cause::Gone) if is_being_stopped(op, id) => Recovery::First(Vec::new()),
         (_, Cause::Gone) => Recovery::Lost(id),
-        (Step::Call { .. }, _) if rehearsing && park_refused => Recovery::NeverPark(id, unpause(id)),
+        (Step::AwaitRelease { .. } | Step::AwaitResidence(_), Cause::NoEvidence) if rehearsing => {
+            Recovery::Accept
+        }
+        (Step::Call { .. }, _) if rehearsing && park_refused => Recovery::NeverPark(id, take_kv_back(id)),
         (Step::Probe { .. }, _) if rehearsing && op.attempts == 0 => Recovery::Retry,
         _ if rehearsing => Recovery::RehearsalFailed(id),
         (Step::Drain(_), _) => Recovery::GiveUp(vec![Step::Open(id)]),
+        (Step::ReserveWake(_) | Step::ReserveStart(_), _) if e.condition != Condition::Moving => {
+            Recovery::GiveUp(Vec::new())
+        }
         (Step::ReserveWake(_) | Step::ReserveStart(_), _) => {
             Recovery::GiveUp(vec![Step::Settle { engine: id, tier: e.tier }])
         }
@@ -76,7 +84,7 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
         (Step::ConfirmAsleep(_) | Step::Resolve { asleep: true, .. }, Cause::NotAsleep)
             if e.tier == Tier::Awake =>
         {
-            Recovery::GiveUp(still_awake(id))
+            Recovery::GiveUp(still_awake(e, id))
         }
         (Step::ConfirmAwake(_), Cause::CallUnanswered) => {
             Recovery::First(vec![Step::Resolve { engine: id, asleep: false }])
@@ -85,7 +93,9 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
             give_back(e, id, op)
         }
         (Step::AwaitRelease { tier, .. }, Cause::ReleaseIncomplete) => incomplete(e, id, op, *tier),
-        (Step::AwaitRelease { tier, .. }, _) => Recovery::GiveUp(revive(e, id, *tier)),
+        (Step::AwaitRelease { tier, .. }, _) if e.tier == Tier::Awake => {
+            Recovery::GiveUp(revive(e, id, *tier))
+        }
         (Step::AwaitResidence(_), Cause::NoEvidence) => Recovery::Accept,
         (Step::Probe { .. }, Cause::ProbeFailed | Cause::CanaryMismatch) if op.attempts == 0 => {
             Recovery::Retry
@@ -107,9 +117,9 @@ fn call_failed(e: &Engine, id: EngineId, op: &Operation, call: &Call, cause: Cau
         (Call::Sleep { .. }, Cause::CallRefused) if worker_can_be_woken(&caps) && e.tier == Tier::Awake => {
             Recovery::GiveUp(wake_behind_the_engine(id, &caps))
         }
-        (Call::ReleaseKvCache, Cause::CallRefused) => Recovery::GiveUp(unpause(id)),
+        (Call::ReleaseKvCache, Cause::CallRefused) => Recovery::GiveUp(take_kv_back(id)),
         (Call::Pause { .. } | Call::ResetPrefixCache, Cause::CallRefused) if e.tier == Tier::Awake => {
-            Recovery::GiveUp(still_awake(id))
+            Recovery::GiveUp(still_awake(e, id))
         }
         (Call::WakeUp { tags: WakeTags::All | WakeTags::KvCache }, Cause::CallUnanswered) => {
             Recovery::First(vec![Step::Resolve { engine: id, asleep: false }])
@@ -120,6 +130,12 @@ fn call_failed(e: &Engine, id: EngineId, op: &Operation, call: &Call, cause: Cau
         }
         _ => Recovery::Lost(id),
     }
+}
+
+/// Whether the leg under way ends its process anyway.
+fn is_being_stopped(op: &Operation, id: EngineId) -> bool {
+    let of_this_leg = op.program.iter().take_while(|s| !s.is_leg());
+    of_this_leg.into_iter().any(|s| matches!(s, Step::Stop { engine, .. } if *engine == id))
 }
 
 /// CONTRACT 3.4, repair 0.10.2–0.27: with one worker, `wake_up` through `collective_rpc` maps and restores everything.
@@ -142,13 +158,26 @@ fn wake_behind_the_engine(id: EngineId, caps: &Capabilities) -> Vec<Step> {
 }
 
 /// Its own answer says that it never slept.
-fn still_awake(id: EngineId) -> Vec<Step> {
-    vec![probe(id, ProbeKind::Canary), Step::Settle { engine: id, tier: Tier::Awake }, Step::Open(id)]
+fn still_awake(e: &Engine, id: EngineId) -> Vec<Step> {
+    let paused = e.capabilities.is_some_and(|c| sequence::pauses_from_outside(&c));
+    let resume = paused.then_some(Step::Call { engine: id, call: Call::Resume });
+    let verified =
+        [probe(id, ProbeKind::Canary), Step::Settle { engine: id, tier: Tier::Awake }, Step::Open(id)];
+    resume.into_iter().chain(verified).collect()
 }
 
 /// Paused with all memory resident: `/resume` is safe then, and only then (CONTRACT 1.2).
 fn unpause(id: EngineId) -> Vec<Step> {
     let mut steps = vec![Step::Call { engine: id, call: Call::Resume }];
+    steps.extend(verify_awake(id, ProbeKind::Canary));
+    steps
+}
+
+/// A release that the worker refused has left its tag asleep all the same: `/resume` answers 200 and the engine goes on
+/// sleeping (seen on real 0.32). Waking the tag resumes the scheduler too, also where nothing was released.
+fn take_kv_back(id: EngineId) -> Vec<Step> {
+    let call = Call::WakeUp { tags: WakeTags::KvCache };
+    let mut steps = vec![Step::Call { engine: id, call }];
     steps.extend(verify_awake(id, ProbeKind::Canary));
     steps
 }

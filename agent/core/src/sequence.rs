@@ -119,7 +119,7 @@ pub fn full_reload() -> Vec<Call> {
 }
 
 /// Between 0.12 and 0.16 the scheduler is paused by `/pause` before a sleep and resumed after the wake.
-fn pauses_from_outside(caps: &Capabilities) -> bool {
+pub(crate) fn pauses_from_outside(caps: &Capabilities) -> bool {
     caps.routes.pause && caps.version >= Version::new(0, 12, 0) && !caps.has_modes()
 }
 

@@ -105,7 +105,7 @@ pub struct Engine {
     pub dead: bool,
     /// Raised at each spawn: events of an earlier life are stale.
     pub life: u64,
-    /// Raised at each verified wake and start.
+    /// Raised at each verified change of tier, each wake and start among them: what was asked before is stale.
     pub generation: u64,
     /// Detected once it is ready.
     pub capabilities: Option<Capabilities>,

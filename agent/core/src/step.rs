@@ -15,6 +15,8 @@ mod expand;
 mod idle;
 mod judge;
 mod observe;
+#[cfg(test)]
+mod tests;
 
 use crate::effect::{Effect, Incident, Note};
 use crate::event::Event;
@@ -97,9 +99,17 @@ impl Cx<'_> {
             .collect()
     }
 
-    /// The smallest `max_awake` of an engine's devices.
-    fn max_awake(&self, engine: EngineId) -> u16 {
-        let devices = self.node.engine(engine).spec.devices.iter();
-        devices.map(|d| self.node.device(*d).spec.max_awake).min().unwrap_or(1).max(1)
+    /// The device on which an engine would be one too many awake, if those that `come_back` were awake as well, with
+    /// one that is in its way; `None` where it may be awake.
+    fn crowded(&self, engine: EngineId, come_back: &[EngineId]) -> Option<(EngineId, DeviceId)> {
+        let awake = self.others_awake(engine);
+        self.node.engine(engine).spec.devices.iter().find_map(|device| {
+            let there = |id: &&EngineId| self.node.engine(**id).spec.devices.contains(device);
+            let mut others: Vec<&EngineId> = awake.iter().filter(there).collect();
+            let back = come_back.iter().filter(|id| **id != engine && !awake.contains(id));
+            others.extend(back.filter(there));
+            let full = others.len() >= usize::from(self.node.device(*device).spec.max_awake.max(1));
+            others.first().filter(|_| full).map(|id| (**id, *device))
+        })
     }
 }

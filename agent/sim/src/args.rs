@@ -1,6 +1,6 @@
 //! Arguments of the simulated engine: what was typed ([`SimArgs`]) and what it means ([`Settings`]).
 
-use crate::faults::Fault;
+use crate::faults::{self, Fault};
 use crate::model::{MIB, Model};
 use crate::profile::{self, EngineProfile, Profile};
 use crate::tokens;
@@ -33,7 +33,7 @@ pub struct SimArgs {
     /// `l20`, or a TOML file with a device's and engines' figures
     #[arg(long, default_value = "l20")]
     pub profile: String,
-    /// All engine times are divided by this
+    /// All engine times are divided by this; `POST /sim/speed {"speed":…}` changes it
     #[arg(long, default_value_t = 1.0)]
     pub speed: f64,
     /// The vLLM release to behave as
@@ -70,7 +70,7 @@ pub struct SimArgs {
     #[arg(long, default_value_t = 1)]
     pub tensor_parallel_size: usize,
     /// Arm a fault; may be repeated
-    #[arg(long, value_name = "KIND[=ARG][*COUNT]")]
+    #[arg(long, value_name = "KIND[=ARG][*COUNT]", long_help = faults::help())]
     pub fault: Vec<Fault>,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Settings {
 impl SimArgs {
     /// Checks them and loads the profile.
     pub(crate) fn check(self) -> Result<Settings, Error> {
-        if !self.speed.is_finite() || self.speed <= 0.0 {
+        if !is_speed(self.speed) {
             return Err(Error::Speed(self.speed));
         }
         if self.host_scale == 0 {
@@ -135,7 +135,9 @@ impl SimArgs {
         }
         let profile = Profile::load(&self.profile)?;
         let engine = profile.engine(self.role.as_deref().unwrap_or(&self.name))?.clone();
-        let on = |name: &str| std::env::var(name).is_ok_and(|v| v.trim() == "1");
+        // As vLLM reads them: any number but 0 is yes.
+        let on =
+            |name: &str| std::env::var(name).is_ok_and(|v| v.trim().parse::<i64>().is_ok_and(|n| n != 0));
         Ok(Settings {
             model_name: self.model.clone().unwrap_or_else(|| engine.model.clone()),
             max_model_len: self.max_model_len.unwrap_or(engine.max_model_len),
@@ -168,11 +170,11 @@ impl Settings {
     pub(crate) fn serves(&self, model: &str) -> bool {
         model == self.model_name || self.args.served_model_name.iter().any(|m| m == model)
     }
+}
 
-    /// Simulated seconds as a wall duration.
-    pub(crate) fn wall(&self, simulated_s: f64) -> std::time::Duration {
-        std::time::Duration::from_nanos(crate::clock::scaled_ns(simulated_s, self.args.speed))
-    }
+/// Whether engine times can be divided by it.
+pub(crate) fn is_speed(speed: f64) -> bool {
+    speed.is_finite() && speed > 0.0
 }
 
 /// `4294967296`, `4G`, `4GiB`, `4.5G`.

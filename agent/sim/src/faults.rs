@@ -74,6 +74,20 @@ impl FaultKind {
     }
 }
 
+/// The kinds and what they do, for `--help`.
+pub(crate) fn help() -> String {
+    let mut text = String::from(
+        "Arm a fault; may be repeated. It strikes COUNT times; without a count, one-shots strike once",
+    );
+    for kind in FaultKind::value_variants() {
+        if let Some(value) = kind.to_possible_value() {
+            let help = value.get_help().map(ToString::to_string).unwrap_or_default();
+            text.push_str(&format!("\n  {}: {help}", value.get_name()));
+        }
+    }
+    text
+}
+
 /// An armed fault.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -176,6 +190,16 @@ mod tests {
         assert!("sleep_5000".parse::<Fault>().unwrap_err().contains("sleep_500, sleep_hang"));
         assert!("slow_start=x".parse::<Fault>().is_err());
         assert!("slow_start*x".parse::<Fault>().is_err());
+    }
+
+    #[test]
+    fn help_names_every_kind_with_what_it_does() {
+        let text = help();
+        for kind in FaultKind::value_variants() {
+            let name = kind.to_possible_value().unwrap().get_name().to_owned();
+            let line = text.lines().find(|l| l.trim_start().starts_with(&format!("{name}: "))).unwrap();
+            assert!(line.len() > name.len() + 12, "{line}");
+        }
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub(crate) enum ToCore {
     },
     ArmFault(Fault),
     ClearFault(Option<FaultKind>),
+    /// From now on engine times are divided by this.
+    SetSpeed(f64),
 }
 
 /// A request as the scheduler sees it.

@@ -43,6 +43,8 @@ pub struct DeviceProfile {
 pub struct EngineProfile {
     /// Served model name.
     pub model: String,
+    /// Quantised weights need post-processing after a reload.
+    pub is_quantized: bool,
     /// Default context length, tokens.
     pub max_model_len: u32,
     /// Device MiB that no sleep gives back.
@@ -53,7 +55,7 @@ pub struct EngineProfile {
     pub kv_mib: u64,
     /// Device MiB taken with a wake and given back with a sleep, outside the pool.
     pub growth_mib: u64,
-    /// Device MiB taken for the end of a wake only.
+    /// Device MiB taken from the end of a wake to the end of the first prefill after it.
     pub wake_transient_mib: u64,
     /// Device MiB of the profiling run at start.
     pub profile_transient_mib: u64,

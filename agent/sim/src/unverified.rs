@@ -7,6 +7,9 @@ pub const UNVERIFIED: &[&str] = &[
     "From 0.17 to 0.23 any wake un-pauses the scheduler, and the next step on unmapped KV kills it (fact 5 [src][iss])",
     "Up to 0.27 waking mapped pages again answers 500 and leaks their memory (fact 6 [sim])",
     "Up to 0.27 a second sleep of the worker fails on unmapped pages (3.4 [sim])",
+    "From 0.17 to 0.24 a sleep that aborts or freezes running requests kills the engine core (1.2 [src], #45520 [iss])",
+    "Up to 0.26 waking kv_cache first after level 2 kills the engine core (1.3 [iss])",
+    "Up to 0.15 reload_weights of quantised weights answers 500 (1.3 [iss])",
     "From 0.28 a failed wake goes on where it stopped (3.4 [sim])",
     "After the memory assertion the next request kills the engine core (3.4: control flow [run], GPU not)",
     "The repair collective_rpc wake_up restores the worker after the assertion (3.4 [sim])",
@@ -23,5 +26,5 @@ pub const UNVERIFIED: &[&str] = &[
     "0.12 to 0.16: /pause holds new requests in the API server (1.2 [src])",
     "Up to 0.31 the body of a 500 is plain text (no mark: only 0.32's body was seen)",
     "The times of unmapping, mapping and copying apart (profile: estimated; only their sums are measured)",
-    "The first answer after a wake is 6 times slower where nothing was served before the first sleep (design note)",
+    "The first answer after a wake is 6 times slower where nothing was served before the first sleep (no line of the contract)",
 ];

@@ -129,6 +129,22 @@ impl Version {
         self.from(28, 0)
     }
 
+    /// `/sleep` waits for the device before it unmaps: 0.25; from 0.17 without it a step in flight meets unmapped
+    /// memory (1.2 [src], #45520 [iss]).
+    pub fn sleep_synchronises(self) -> bool {
+        self.from(25, 0)
+    }
+
+    /// A wake of the KV cache alone writes saved buffers too, into unmapped weights: up to 0.26 (1.3, #49774 [iss]).
+    pub fn wake_writes_buffers_always(self) -> bool {
+        !self.from(27, 0)
+    }
+
+    /// `reload_weights` redoes the post-processing of quantised weights: 0.16 (1.3, #28606 [iss]).
+    pub fn reloads_quantized(self) -> bool {
+        self.from(16, 0)
+    }
+
     /// `/sleep` after a partial wake or a released cache really sleeps: 0.31; before it is a no-op (1.2 [src]).
     pub fn sleeps_from_partial(self) -> bool {
         self.from(31, 0)

@@ -12,7 +12,7 @@ use hotbunk_api::error::{ApiError, ErrorCode};
 use hotbunk_api::words::State;
 use hotbunk_core::event::{By, Drain, Request};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
-use hotbunk_core::state::Node;
+use hotbunk_core::state::{Engine, Node};
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 use hotbunk_measure::load::{RoundSpec, run_round};
@@ -23,10 +23,12 @@ use tokio::sync::watch;
 
 /// What each request of a load round asks: 25 words, of which the simulated models count 26 and 25 tokens, as the
 /// reference's models did of its prompt.
-const PROMPT: &str = "Two sailors share one bunk on a small ship and take turns by the watch so that it is \
+const PROMPT: &str = "Two sailors share one bunk on a ship and take turns by the watch so that it is \
                       never cold and never empty at night";
 /// One request of a load round.
 const REQUEST: Duration = Duration::from_secs(300);
+/// Longest wait for a simulated engine to take a new pace over.
+const PACE: Duration = Duration::from_secs(5);
 
 /// A run under way.
 pub(super) struct Run {
@@ -66,10 +68,15 @@ impl Run {
         self.record(vec![self.started()]).await;
         let mut window: Option<(String, f64)> = None;
         let mut failure: Option<Stop> = None;
+        let mut paced = false;
         for (index, planned) in self.steps.iter().enumerate() {
             if planned.window != window.as_ref().map(|(name, _)| name.clone()) {
                 self.close_window(window.take()).await;
                 window = planned.window.clone().map(|name| (name, clock::epoch()));
+            }
+            if !paced && matches!(planned.step, CycleStep::Handoff { .. }) {
+                self.pace().await;
+                paced = true;
             }
             failure = self.step(index, planned).await.err();
             if failure.is_some() {
@@ -88,6 +95,10 @@ impl Run {
                 Outcome::Cancelled
             }
             Some(Stop::Failed(code, message)) => {
+                // Whatever served before the run serves again: nobody may be there to see to it.
+                if found.engines.iter().any(Engine::is_serving) {
+                    self.restore(&found).await;
+                }
                 Outcome::Failed { code: code.clone(), message: message.clone() }
             }
         };
@@ -106,6 +117,24 @@ impl Run {
                 }
             };
         });
+    }
+
+    /// Handoffs pass at the speed that the report names, whatever the simulated engines were started with: `demo`
+    /// starts and rehearses them fast where its handoffs are to be looked at in real time.
+    async fn pace(&self) {
+        let Some(simulated) = &self.parts.config.simulated else { return };
+        for slot in self.parts.hands.engines.iter().filter(|slot| slot.config.simulated) {
+            let Some(client) = slot.client() else { continue };
+            if let Err(error) = client.set_simulated_speed(simulated.speed, PACE).await {
+                let (engine, speed) = (&slot.config.name, simulated.speed);
+                tracing::warn!(
+                    engine,
+                    speed,
+                    error = chain(&error),
+                    "it keeps the pace that it was started with"
+                );
+            }
+        }
     }
 
     async fn record(&self, records: Vec<Record>) {
@@ -212,12 +241,18 @@ impl Run {
             CycleStep::Start { engine, .. } => {
                 let engine = self.engine(engine)?;
                 let rehearse = Some(planned.rehearse);
-                let request = if self.parts.switcher.node().engine(engine).process {
-                    Request::Restart { engine, rehearse, drain }
-                } else {
-                    Request::Start { engine, rehearse, awake: true }
-                };
-                self.operate(request, operations).await
+                self.make_way(engine, operations).await?;
+                let node = self.parts.switcher.node();
+                let e = node.engine(engine);
+                if e.process && e.tier == Tier::Awake {
+                    let request = Request::Restart { engine, rehearse, drain };
+                    return self.operate(request, operations).await;
+                }
+                // A restart would bring one that sleeps back to sleep; the cycle goes on with it awake.
+                if e.process {
+                    self.operate(Request::Stop { engine, drain }, operations).await?;
+                }
+                self.operate(Request::Start { engine, rehearse, awake: true }, operations).await
             }
             CycleStep::Sleep { engine, tier } => {
                 let request = Request::Sleep { engine: self.engine(engine)?, tier: Some(*tier), drain };
@@ -256,6 +291,25 @@ impl Run {
                 self.load(index, self.engine(engine)?, &spec, *rounds).await
             }
         }
+    }
+
+    /// On a node that serves, others are awake: as many as are too many go to rest.
+    async fn make_way(&self, engine: EngineId, operations: &mut Vec<OperationId>) -> Result<(), Stop> {
+        let node = self.parts.switcher.node();
+        let devices = &node.engine(engine).spec.devices;
+        let most = devices.iter().map(|d| node.device(*d).spec.max_awake).min().unwrap_or(1).max(1);
+        let mut others: Vec<EngineId> = node
+            .ids()
+            .filter(|id| *id != engine && node.engine(*id).tier == Tier::Awake)
+            .filter(|id| node.engine(*id).spec.devices.iter().any(|d| devices.contains(d)))
+            .collect();
+        others.sort_by_key(|id| node.engine(*id).awake_since);
+        let surplus = (others.len() + 1).saturating_sub(usize::from(most));
+        for other in others.into_iter().take(surplus) {
+            let request = Request::Sleep { engine: other, tier: None, drain: Drain::default() };
+            self.operate(request, operations).await?;
+        }
+        Ok(())
     }
 
     fn engine(&self, name: &str) -> Result<EngineId, Stop> {

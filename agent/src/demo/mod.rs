@@ -137,7 +137,6 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
             signals.next().await;
         })
         .await;
-        setup.clean();
         return Ok(Code::Interrupted);
     };
     let code = conclude(&app, &setup, &run, ended.state).await;
@@ -148,7 +147,6 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
         signals.next().await;
     })
     .await;
-    setup.clean();
     code
 }
 

@@ -36,6 +36,7 @@ impl Setup {
         make(&dir)?;
         let sockets = std::env::temp_dir().join(format!("hotbunk-{}", std::process::id()));
         make(&sockets)?;
+        let mut setup = Setup { dir: dir.clone(), config_file: PathBuf::new(), sockets: sockets.clone() };
         let profile = Profile::load(&args.profile)?;
         let ledger = dir.join("device-ledger.json");
         let header = LedgerHeader::new(&profile.device.name, 0, profile.device.total_mib * MIB);
@@ -44,11 +45,14 @@ impl Setup {
         let text = text(args, engine_speed, &dir, &sockets, &ledger, &profile)?;
         std::fs::write(&config_file, text)
             .with_context(|| format!("{} cannot be written", config_file.display()))?;
-        Ok(Setup { dir, config_file, sockets })
+        setup.config_file = config_file;
+        Ok(setup)
     }
+}
 
-    /// Takes the sockets' folder away.
-    pub(super) fn clean(&self) {
+impl Drop for Setup {
+    fn drop(&mut self) {
+        // Sockets only; everything else is the demo's result.
         drop(std::fs::remove_dir_all(&self.sockets));
     }
 }

@@ -4,19 +4,20 @@
 //! an earlier one that the core has given up (its HTTP call goes on inside vLLM all the same).
 
 mod engine;
-mod flood;
+mod seen;
 mod work;
 
-pub use engine::{EngineSlot, Facts, chain};
+pub use engine::{Ended, EngineSlot, Facts, chain};
+pub use seen::{Compared, Seen, Stopped};
 pub use work::{Called, WorkLog};
 
 use crate::clock;
-use crate::device::{AwaitOutcome, Sampler, Threshold, Unavailable};
+use crate::device::{AwaitOutcome, Sampler, Threshold};
 use crate::engine::{self as vllm, Depth, Drain, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
 use crate::events::{Context, Incident, Recorder};
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
-use crate::process::{ProcessEvent, Shims};
+use crate::process::{LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
 use hotbunk_core::call::{CallOutcome, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
@@ -95,12 +96,11 @@ impl Hands {
         let result = match (action, client) {
             (Action::Spawn { engine, life }, _) => self.spawn(*engine, *life, purpose).await,
             (Action::Stop { grace, .. }, _) => {
-                let stopped = slot.stop(*grace).await;
-                if stopped.forced {
-                    let engine = slot.config.name.clone();
-                    self.happened(&purpose.context, Incident::StopForced { engine, grace: *grace }).await;
+                let ended = slot.stop(*grace).await;
+                if let Some(incident) = ended.incident {
+                    drop(self.recorder.record_one(&purpose.context, incident).await);
                 }
-                StepResult::Stopped { left: stopped.left }
+                StepResult::Stopped { left: ended.left }
             }
             (Action::AwaitUsed { bounds, deadline, .. }, _) => self.await_used(bounds, *deadline).await,
             (Action::Measure { engine, .. }, _) => return self.measure(*engine).await,
@@ -155,26 +155,21 @@ impl Hands {
         }
     }
 
-    /// An incident that the core does not know of. A journal that fails has said so itself.
-    async fn happened(&self, context: &Context, incident: Incident) {
-        drop(self.recorder.record_one(context, incident).await);
-    }
-
     /// Looks at an engine at rest; the answer comes as an event.
     pub fn survey(self: &Arc<Self>, engine: EngineId, generation: u64) {
         let hands = Arc::clone(self);
         tokio::spawn(async move {
             let slot = hands.slot(engine);
             let Some(client) = slot.client() else { return };
-            if let Some(lost_bytes) = slot.flooded() {
-                let engine = slot.config.name.clone();
-                hands.happened(&Context::none(), Incident::LogFlooded { engine, lost_bytes }).await;
-            }
             let (sleeping, progress) = tokio::join!(client.is_sleeping(SURVEY), client.progress(SURVEY));
             let progress = progress.unwrap_or_default();
             let in_flight =
                 progress.running.zip(progress.waiting).map(|(running, waiting)| running + waiting);
-            hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
+            // An answer that comes after the end of the process is of nobody.
+            if slot.client().is_some() {
+                hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
+                slot.see(|seen| seen.in_flight = in_flight);
+            }
             let survey = Survey { sleeping, running: progress.running, tokens: progress.heartbeat() };
             let _ = hands.inputs.send(Input::Event(Event::Surveyed { engine, generation, survey }));
         });
@@ -207,13 +202,22 @@ impl Hands {
             Record::Spawned { engine: slot.config.name.clone(), incarnation: process.incarnation() };
         self.tell(&purpose.context, vec![configured, spawned]).await;
         let mut events = process.events();
-        let inputs = self.inputs.clone();
+        let (inputs, recorder) = (self.inputs.clone(), self.recorder.clone());
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
                 let reason = match event {
                     ProcessEvent::Exited { reason, .. } => reason,
                     ProcessEvent::ShimLost => "its shim was killed".to_owned(),
                     ProcessEvent::Swept(_) => continue,
+                    ProcessEvent::LogLost(loss) => {
+                        let (engine, lost_bytes) = (slot.config.name.clone(), loss.bytes);
+                        let incident = match loss.cause {
+                            LossCause::Flood => Incident::LogFlooded { engine, lost_bytes },
+                            LossCause::Unwritable => Incident::LogUnwritable { engine, lost_bytes },
+                        };
+                        drop(recorder.record_one(&Context::none(), incident).await);
+                        continue;
+                    }
                 };
                 let _ = inputs.send(Input::Event(Event::Exited { engine, life, reason }));
             }
@@ -276,10 +280,7 @@ impl Hands {
         self.refresh_owners();
         for device in &slot.config.devices {
             let device = DeviceId(u16::try_from(*device).unwrap_or(u16::MAX));
-            let reading = match self.sampler.read_now(device).await {
-                Ok(reading) => Some(reading),
-                Err(Unavailable::Missing(_) | Unavailable::NotWatched) => None,
-            };
+            let reading = self.sampler.read_now(device).await.ok();
             used.push((device, reading.as_ref().map(|r| r.used)));
             let bytes = reading.as_ref().and_then(|r| self.sampler.engine_bytes(r, &slot.config.name));
             own = own.max(bytes);
@@ -314,7 +315,16 @@ impl Hands {
             (Some(recorded), ProbeKind::LongCanary) => Ask::Canary { recorded, depth: Depth::All },
             (None, _) | (_, ProbeKind::FirstToken) => Ask::FirstToken,
         };
+        let compares = matches!(ask, Ask::Canary { .. });
         let result = client.probe(ask, deadline).await;
+        let matched = match &result.end {
+            ProbeEnd::Matched => Some(true),
+            ProbeEnd::Mismatched(_) => Some(false),
+            ProbeEnd::Answered | ProbeEnd::Unknown | ProbeEnd::Failed(_) => None,
+        };
+        if let Some(matched) = matched.filter(|_| compares) {
+            slot.see(|seen| seen.canary = Some(Compared { matched, at: clock::epoch() }));
+        }
         let step = match (&result.end, result.first_token) {
             (ProbeEnd::Answered | ProbeEnd::Matched, Some(at)) => StepResult::Token { at },
             (ProbeEnd::Answered | ProbeEnd::Matched, None) => {

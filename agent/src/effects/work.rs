@@ -34,6 +34,19 @@ pub struct Called {
     pub ended: Moment,
 }
 
+/// One of the sums of vLLM's metric.
+struct Kind {
+    word: &'static str,
+    of: fn(&Operations) -> Option<Operation>,
+    phases: &'static [Phase],
+}
+
+const KINDS: [Kind; 3] = [
+    Kind { word: "sleep", of: |o| o.sleep, phases: &[Phase::Sleep] },
+    Kind { word: "wake", of: |o| o.wake, phases: &[Phase::Wake, Phase::WakeKv, Phase::WakeWeights] },
+    Kind { word: "release_kv_cache", of: |o| o.release_kv_cache, phases: &[Phase::ReleaseKv] },
+];
+
 impl WorkLog {
     /// What the engines did between two instants; `None` where one that was called gives no clock.
     pub async fn collect(
@@ -76,13 +89,9 @@ impl WorkLog {
         let now = slot.client()?.progress(METRICS).await.ok()?.operations;
         let before = self.sums.insert(slot.config.name.clone(), now)?;
         let mut work = Vec::new();
-        let kinds: [(&str, Option<Operation>, Option<Operation>, &[Phase]); 3] = [
-            ("sleep", now.sleep, before.sleep, &[Phase::Sleep]),
-            ("wake", now.wake, before.wake, &[Phase::Wake, Phase::WakeKv, Phase::WakeWeights]),
-            ("release_kv_cache", now.release_kv_cache, before.release_kv_cache, &[Phase::ReleaseKv]),
-        ];
-        for (word, now, before, phases) in kinds {
-            let calls: Vec<&&Called> = called.iter().filter(|c| phases.contains(&c.phase)).collect();
+        for kind in KINDS {
+            let (now, before) = ((kind.of)(&now), (kind.of)(&before));
+            let calls: Vec<&&Called> = called.iter().filter(|c| kind.phases.contains(&c.phase)).collect();
             let [call] = calls.as_slice() else {
                 // One sum cannot be shared out among several calls.
                 if calls.is_empty() { continue } else { return None }
@@ -90,7 +99,7 @@ impl WorkLog {
             let took = now?.took_since(before)?;
             work.push(EngineWork {
                 engine: slot.config.name.clone(),
-                work: word.to_owned(),
+                work: kind.word.to_owned(),
                 began: call.ended - took,
                 ended: call.ended,
             });

@@ -1,8 +1,13 @@
-//! One request with one deadline.
+//! One request with one deadline, on a connection of its own.
+//!
+//! Of its own, because vLLM's HTTP server closes the connection after every answer that an unhandled error became (seen
+//! on 0.32: a refused `/release_kv_cache_memory`, then a `/resume` on the same connection, which was reset). The answer
+//! does not say so, and a call written into such a connection looks exactly like one to a server that has died. A new
+//! loopback connection costs a tenth of a millisecond; the wrong answer costs the engine.
 
 use super::{Client, Error};
 use hotbunk_measure::error::{cause, words};
-use reqwest::Method;
+use reqwest::{Method, header};
 use serde_json::Value;
 use std::time::Duration;
 use tokio::time::Instant;
@@ -60,8 +65,10 @@ impl Client {
     }
 
     async fn send(&self, method: Method, path: &str, body: Option<&Value>, deadline: Duration) -> Reply {
-        let mut request =
-            self.http.request(method, format!("{}{path}", self.endpoint.base.trim_end_matches('/')));
+        let mut request = self
+            .http
+            .request(method, format!("{}{path}", self.endpoint.base.trim_end_matches('/')))
+            .header(header::CONNECTION, "close");
         if let Some(body) = body {
             request = request.json(body);
         }

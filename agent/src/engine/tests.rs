@@ -5,7 +5,7 @@ use super::*;
 use hotbunk_core::call::{Call, CallOutcome, Mode, SleepLevel, SleepingAnswer, WakeTags};
 use hotbunk_core::capability::{Capabilities, Routes, Version};
 use std::time::Duration;
-use tokio::io::AsyncReadExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
 const LONG: Duration = Duration::from_secs(30);
@@ -63,6 +63,33 @@ async fn a_call_ends_in_one_of_four_ways() {
     }
 }
 
+/// As vLLM's server does after an error that nobody handled: a whole answer that promises nothing, and then no more.
+#[tokio::test]
+async fn a_connection_that_is_closed_after_a_500_is_not_used_again() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let base = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let mut connections = 0;
+        while let Ok((mut socket, _)) = listener.accept().await {
+            connections += 1;
+            let status = if connections == 1 { "500 Internal Server Error" } else { "200 OK" };
+            tokio::spawn(async move {
+                let _ = socket.read(&mut [0; 1024]).await;
+                let answer = format!("HTTP/1.1 {status}\r\ncontent-length: 2\r\n\r\n{{}}");
+                let _ = socket.write_all(answer.as_bytes()).await;
+                // The next request is read and not answered.
+                let _ = socket.read(&mut [0; 1024]).await;
+            });
+        }
+    });
+    let client = client(base);
+    assert!(matches!(
+        client.call(Call::ReleaseKvCache, LONG).await,
+        CallOutcome::Refused { status: 500, .. }
+    ));
+    assert_eq!(client.call(Call::Resume, LONG).await, CallOutcome::Accepted { success: None });
+}
+
 #[tokio::test]
 async fn the_prefix_caches_flag_is_kept() {
     let fake = Fake::start().await;
@@ -81,6 +108,17 @@ async fn worker_calls_carry_a_json_body() {
     let wake = client.call(Call::WakeUp { tags: WakeTags::All }, LONG).await;
     assert_eq!(wake, CallOutcome::Refused { status: 404, message: "Not Found".into() });
     assert_eq!(fake.last_body(), "");
+}
+
+#[tokio::test]
+async fn the_pace_of_a_simulated_engine_is_set_and_a_real_one_refuses() {
+    let fake = Fake::start().await;
+    let client = fake.client();
+    let refused = client.set_simulated_speed(1.0, LONG).await;
+    assert!(matches!(refused, Err(Error::Refused { status: 404, .. })), "{refused:?}");
+    fake.says("POST /sim/speed", 200, r#"{"speed":2.5}"#);
+    assert_eq!(client.set_simulated_speed(2.5, LONG).await, Ok(()));
+    assert_eq!(fake.last_body(), r#"{"speed":2.5}"#);
 }
 
 #[tokio::test]

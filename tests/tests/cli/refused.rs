@@ -8,7 +8,7 @@ const MISTAKES: [(&str, &str, &str); 4] = [
     // What is written, what it becomes, what is said of it.
     ("shutdown_grace = \"30s\"", "shutdwon_grace = \"30s\"", "shutdwon_grace"),
     ("reconcile_interval = \"200ms\"", "reconcile_interval = 200", "reconcile_interval"),
-    ("awake_at_start = \"A\"", "awake_at_start = \"Z\"", "`Z`"),
+    ("awake_at_start = \"A\"", "awake_at_start = \"Z\"", "there is no engine \"Z\""),
     ("name = \"B\"\nmodel", "name = \"A\"\nmodel", "A"),
 ];
 

@@ -48,7 +48,7 @@ async fn a_quick_cycle_is_run_and_reported() {
     assert_eq!(run.error, None, "{run:#?}");
     assert_eq!((run.state, run.steps_done), (State::Succeeded, run.steps_total));
     let report = agent.api.report("first").await.unwrap();
-    assert_eq!(report["status"], "pass", "{report:#}");
+    assert_eq!(report["status"], "PASS", "{report:#}");
     assert!(!report["simulated"].is_null(), "I8: a simulated run says so: {report:#}");
     let schema: serde_json::Value =
         serde_json::from_str(include_str!("../../../agent/api/schemas/switch-report.schema.json")).unwrap();

@@ -112,7 +112,8 @@ async fn an_engine_that_serves_another_model_is_not_taken_for_ours() {
 #[tokio::test]
 async fn a_program_that_does_not_exist_is_told_at_once() {
     let once = r#"restart = { budget = 0, initial = "100ms", max = "100ms" }"#;
-    let command = format!("command = [\"/no/such/vllm\", \"serve\", \"x\", \"--port\", \"{}\"]", free_port());
+    let command =
+        format!("command = [\"/no/such/vllm\", \"serve\", \"Qwen3-1.7B\", \"--port\", \"{}\"]", free_port());
     let node = Setup::pair().engine("B", |e| e.line(once).line(&command).line("levels = []")).build();
     let agent = node.start().await;
     agent.until_failed("B").await;

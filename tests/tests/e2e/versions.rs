@@ -10,10 +10,11 @@ struct Release {
     level2: bool,
     parks: bool,
     freezes: bool,
+    aborts: bool,
 }
 
 async fn check(release: Release) {
-    let Release { version, level2, parks, freezes } = release;
+    let Release { version, level2, parks, freezes, aborts } = release;
     let node = Setup::pair().each(|e| e.version(version)).build();
     let agent = node.start().await;
     agent.until_up().await;
@@ -45,29 +46,42 @@ async fn check(release: Release) {
     agent.done(Switch::to("A").leave(Tier::Level1)).await;
     let mut stream = node.engine("A").stream(4000).await;
     stream.until(5).await;
-    agent.done(sleep_first("B", Tier::Level1).drain(Drain::Abort)).await;
+    let op = agent.run(sleep_first("B", Tier::Level1).drain(Drain::Abort)).await;
     let (_, end) = stream.end().await;
-    assert!(["abort", "length"].contains(&end.as_str()), "{version}: {end}");
-    node.engine("B").serves().await;
+    if aborts {
+        assert_eq!((op.error, end.as_str()), (None, "abort"), "{version}");
+        node.engine("B").serves().await;
+    } else {
+        assert_eq!(op.error.map(|e| e.code), Some(ErrorCode::Unsupported), "{version}");
+        assert_eq!(end, "length", "{version}: nothing happened to it");
+        node.engine("A").serves().await;
+    }
     assert_eq!(agent.incident_codes(0).await, Vec::<String>::new(), "{version}");
     agent.stop().await;
 }
 
 macro_rules! releases {
-    ($($name:ident: $version:literal, $level2:literal, $parks:literal, $freezes:literal;)+) => {
+    ($($name:ident: $version:literal, $level2:literal, $parks:literal, $freezes:literal, $aborts:literal;)+) => {
         $(#[tokio::test]
         async fn $name() {
-            check(Release { version: $version, level2: $level2, parks: $parks, freezes: $freezes }).await;
+            let release = Release {
+                version: $version,
+                level2: $level2,
+                parks: $parks,
+                freezes: $freezes,
+                aborts: $aborts,
+            };
+            check(release).await;
         })+
     };
 }
 
 releases! {
-    v0_9_2: "0.9.2", false, false, false;
-    v0_11: "0.11", true, false, false;
-    v0_16: "0.16", true, false, false;
-    v0_20: "0.20", true, false, false;
-    v0_26: "0.26", true, false, true;
-    v0_31: "0.31", true, true, true;
-    v0_32: "0.32", true, true, true;
+    v0_9_2: "0.9.2", false, false, false, false;
+    v0_11: "0.11", true, false, false, false;
+    v0_16: "0.16", true, false, false, true;
+    v0_20: "0.20", true, false, false, true;
+    v0_26: "0.26", true, false, true, true;
+    v0_31: "0.31", true, true, true, true;
+    v0_32: "0.32", true, true, true, true;
 }

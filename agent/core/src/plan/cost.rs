@@ -32,14 +32,21 @@ pub fn enter_cost(engine: &Engine, tier: Tier) -> Duration {
         return learned;
     }
     let awake = ledger::bytes_at(engine, Tier::Awake).unwrap_or(0);
-    match tier {
+    // The KV cache is dropped, not copied.
+    let weights = awake.saturating_sub(ledger::kv_bytes(engine).unwrap_or(0));
+    let estimate = match tier {
         Tier::Awake => Duration::ZERO,
         Tier::Parked => FIXED,
-        Tier::Level1 if engine.pinned => FIXED + at(awake, COPY),
-        Tier::Level1 => FIXED + at(awake, PIN),
+        Tier::Level1 if engine.pinned => FIXED + at(weights, COPY),
+        Tier::Level1 => FIXED + at(weights, PIN),
         Tier::Level2 => FIXED + at(awake, MAP),
         Tier::Stopped => Duration::from_secs(5).min(engine.spec.stop_grace),
-    }
+    };
+    // Parking is a part of every deeper sleep.
+    let deeper = engine.costs.enter[Tier::Level1 as usize]
+        .into_iter()
+        .chain(engine.costs.enter[Tier::Level2 as usize]);
+    if tier == Tier::Parked { deeper.fold(estimate, Duration::min) } else { estimate }
 }
 
 /// From a tier up to awake, the first token included.
@@ -49,11 +56,14 @@ pub fn leave_cost(engine: &Engine, tier: Tier) -> Duration {
     }
     let awake = ledger::bytes_at(engine, Tier::Awake).unwrap_or(0);
     let kv = ledger::kv_bytes(engine).unwrap_or(0);
-    match tier {
+    let estimate = match tier {
         Tier::Awake => Duration::ZERO,
         Tier::Parked => at(kv, MAP) + PROBE,
         Tier::Level1 => at(awake.saturating_sub(kv), COPY) + at(awake, MAP) + PROBE,
         Tier::Level2 => at(awake.saturating_sub(kv), RELOAD) + at(awake, MAP) + PROBE,
         Tier::Stopped => START,
-    }
+    };
+    // What a shallower tier needs is a part of what a deeper one was seen to need.
+    let deeper = Tier::ALL.into_iter().filter(|t| *t > tier).filter_map(|t| engine.costs.leave[t as usize]);
+    if tier == Tier::Awake { estimate } else { deeper.fold(estimate, Duration::min) }
 }

@@ -4,6 +4,7 @@
 use super::{Ask, Candidate, candidates, cost};
 use crate::ids::EngineId;
 use crate::ledger;
+use crate::queue::Refusal;
 use crate::spec::Order;
 use crate::state::Node;
 use crate::tier::Tier;
@@ -42,7 +43,7 @@ pub enum Faster {
 pub fn faster(node: &Node, ask: &Ask, chosen: Duration) -> Vec<Faster> {
     let mut found = Vec::new();
     for Candidate { order, leave, verdict } in candidates(node, ask) {
-        if verdict.is_ok() || !matches!(leave, Tier::Parked | Tier::Level1) {
+        if !matches!(verdict, Err(Refusal::NoRoom { .. })) || !matches!(leave, Tier::Parked | Tier::Level1) {
             continue;
         }
         let wake = cost::leave_cost(node.engine(ask.to), node.engine(ask.to).tier);
@@ -91,19 +92,31 @@ fn largest_kv(
     if !kv_is_resident {
         return None;
     }
+    // A start demands more than it ends with, whatever its KV cache.
+    let incoming = node.engine(to);
+    let start = &incoming.spec.estimate;
+    let demanded = match incoming.tier {
+        Tier::Stopped => start.start_free.max(start.start_peak).unwrap_or(0),
+        _ => 0,
+    };
     let mut at_most = u64::MAX;
-    for device in &node.engine(to).spec.devices {
+    for device in &incoming.spec.devices {
         let limit = ledger::limit(node, *device)?;
-        let mut sum = 0u64;
-        for id in node.engines_on(*device) {
+        let mut others = 0u64;
+        for id in node.engines_on(*device).filter(|id| *id != to) {
             let e = node.engine(id);
-            sum += match id {
-                _ if id == to => ledger::bytes_at(e, Tier::Awake)?,
+            others = others.saturating_add(match e.tier {
                 _ if out.contains(&id) && order == Order::BreakBeforeMake => ledger::bytes_at(e, leave)?,
+                Tier::Parked => super::least(node, id),
                 _ => e.held,
-            };
+            });
         }
-        let without = sum.checked_sub(kv)?;
+        let awake = ledger::bytes_at(incoming, Tier::Awake)?;
+        if whose == to && others.saturating_add(demanded) > limit {
+            return None;
+        }
+        let incoming = if whose == to { awake } else { awake.max(demanded) };
+        let without = others.saturating_add(incoming).checked_sub(kv)?;
         at_most = at_most.min(limit.checked_sub(without)?);
     }
     (at_most < kv && at_most > 0).then_some((at_most, kv))

@@ -5,13 +5,15 @@
 //!
 //! | strategy | picks |
 //! |---|---|
-//! | `auto` | make-before-break if any fits; then the earliest first token; then the quickest way back |
+//! | `auto` | make-before-break if any fits; then the quickest pair: first token and way back together |
 //! | `sleep-first` | break-before-make × level1 (or `--leave`) |
 //! | `wake-first` | make-before-break × level1 (or `--leave`) |
 //! | `park` | break-before-make × parked (or `--leave`) |
 
 mod cost;
 mod explain;
+#[cfg(test)]
+mod tests;
 
 pub use cost::{enter_cost, leave_cost};
 pub use explain::{Faster, faster};
@@ -107,7 +109,9 @@ pub fn choose(node: &Node, ask: &Ask) -> Result<Plan, Refusal> {
             Err(refusal) => refused.push((candidate.order, candidate.leave, refusal)),
         }
     }
-    let key = |p: &Plan| (p.order == Order::BreakBeforeMake, p.first_token, p.back, p.leave);
+    // By the first token alone level 2 would win wherever it is allowed: dropping weights is always quicker than copying
+    // them, and who pays is the next handoff. Falling and rising are one pair.
+    let key = |p: &Plan| (p.order == Order::BreakBeforeMake, p.first_token + p.back, p.first_token, p.leave);
     match possible.into_iter().min_by_key(key) {
         Some(plan) => Ok(plan),
         None if refused.len() == 1 => Err(refused.remove(0).2),
@@ -170,16 +174,43 @@ pub fn candidates(node: &Node, ask: &Ask) -> Vec<Candidate> {
 /// that share a device where those few would not make room.
 fn outgoing(node: &Node, to: EngineId) -> Vec<EngineId> {
     let devices = &node.engine(to).spec.devices;
+    let shares = |id: &EngineId, d: &DeviceId| node.engine(*id).spec.devices.contains(d);
     let mut awake: Vec<EngineId> = node
         .ids()
         .filter(|id| *id != to && node.engine(*id).tier == Tier::Awake)
-        .filter(|id| node.engine(*id).spec.devices.iter().any(|d| devices.contains(d)))
+        .filter(|id| devices.iter().any(|d| shares(id, d)))
         .collect();
     awake.sort_by_key(|id| node.engine(*id).awake_since);
-    let allowed = devices.iter().map(|d| node.device(*d).spec.max_awake).min().unwrap_or(1).max(1);
-    let surplus = (awake.len() + 1).saturating_sub(usize::from(allowed));
-    let fits = need(node, to).is_none_or(|bytes| room(node, to, bytes, &[]).is_none());
-    if surplus == 0 && !fits { awake } else { awake.into_iter().take(surplus).collect() }
+    let mut out: Vec<EngineId> = Vec::new();
+    for device in devices {
+        let there = awake.iter().filter(|id| shares(id, device)).count();
+        let allowed = usize::from(node.device(*device).spec.max_awake.max(1));
+        let surplus = (there + 1).saturating_sub(allowed);
+        let gone = out.iter().filter(|id| shares(id, device)).count();
+        let more = awake.iter().filter(|id| shares(id, device) && !out.contains(id));
+        out.extend(more.take(surplus.saturating_sub(gone)).copied().collect::<Vec<_>>());
+    }
+    // Where even the last of what those few hold would not make room, more have to go.
+    let Some(need) = need(node, to) else { return out };
+    let parked = node.ids().filter(|id| *id != to && node.engine(*id).tier == Tier::Parked);
+    let demoted: Vec<(EngineId, u64)> = parked.map(|id| (id, least(node, id))).collect();
+    loop {
+        let fallen = out.iter().map(|id| (*id, least(node, *id))).chain(demoted.iter().copied());
+        let overrides: Vec<(EngineId, u64)> = fallen.collect();
+        let Some((device, _)) = room(node, to, need, &overrides) else { return out };
+        match awake.iter().find(|id| shares(id, &device) && !out.contains(id)) {
+            Some(id) => out.push(*id),
+            None => return out,
+        }
+    }
+}
+
+/// The least that an engine can be made to hold while its process lives on; nothing where it has to be stopped.
+fn least(node: &Node, id: EngineId) -> u64 {
+    let e = node.engine(id);
+    let tiers = [Tier::Level1, Tier::Level2, Tier::Parked];
+    let lowest = tiers.into_iter().filter(|tier| may_fall(node, id, *tier, DrainPolicy::Abort).is_ok());
+    lowest.filter_map(|tier| ledger::bytes_at(e, tier)).min().unwrap_or(0)
 }
 
 /// Device bytes that `to` needs at its peak on the way to awake.
@@ -213,7 +244,7 @@ fn charged_with(
                 None => e.held.saturating_add(e.reserved),
             }
         })
-        .sum()
+        .fold(0, u64::saturating_add)
 }
 
 fn build(node: &Node, ask: &Ask, order: Order, leave: Tier, outgoing: &[EngineId]) -> Result<Plan, Refusal> {
@@ -234,7 +265,7 @@ fn build(node: &Node, ask: &Ask, order: Order, leave: Tier, outgoing: &[EngineId
         }
     };
     let need = need(node, ask.to);
-    let demoted = make_room(node, ask, need, left.clone(), &rise)?;
+    let (demoted, left) = make_room(node, ask, need, left, &rise)?;
 
     let mut steps: Vec<Step> =
         demoted.iter().map(|(engine, tier)| Step::Fall { engine: *engine, tier: *tier }).collect();
@@ -270,15 +301,19 @@ fn build(node: &Node, ask: &Ask, order: Order, leave: Tier, outgoing: &[EngineId
     })
 }
 
-/// Which other sleeping engines must go further down so that `to` fits: parked ones first, the longest unused first.
+/// What engines hold on each of their devices, bytes.
+type Held = Vec<(EngineId, u64)>;
+
+/// Which parked engines must go further down so that `to` fits, the longest unused first; and what each engine that has
+/// fallen holds when `to` takes its memory.
 fn make_room(
     node: &Node,
     ask: &Ask,
     need: Option<u64>,
     mut left: Vec<(EngineId, u64)>,
     rise: &Step,
-) -> Result<Vec<(EngineId, Tier)>, Refusal> {
-    let Some(need) = need else { return Ok(Vec::new()) };
+) -> Result<(Vec<(EngineId, Tier)>, Held), Refusal> {
+    let Some(need) = need else { return Ok((Vec::new(), left)) };
     let mut demoted = Vec::new();
     let mut others: Vec<EngineId> = node
         .ids()
@@ -302,7 +337,7 @@ fn make_room(
             demoted.push((victim, tier));
         }
     }
-    Ok(demoted)
+    Ok((demoted, left))
 }
 
 /// Whether an engine can be taken down to a tier from where it is.
@@ -320,6 +355,13 @@ pub fn may_fall(node: &Node, id: EngineId, tier: Tier, drain: DrainPolicy) -> Re
             "its configuration excludes that level"
         };
         return Err(Refusal::TierExcluded { engine: engine(), tier, because });
+    }
+    if e.frozen && matches!(tier, Tier::Level2 | Tier::Stopped) && drain != DrainPolicy::Abort {
+        return Err(Refusal::WrongState {
+            engine: engine(),
+            is: "holding frozen requests".into(),
+            hint: "they survive parked and level1 only; wake it, or drain with abort",
+        });
     }
     if tier == Tier::Stopped {
         return match drain {

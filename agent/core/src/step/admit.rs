@@ -160,11 +160,14 @@ impl Cx<'_> {
     }
 
     fn refuse(&mut self, id: OperationId, request: &Request, by: By, refusal: Refusal) {
-        if let (Request::Start { engine, .. }, By::Agent, Refusal::NoRoom { .. }) = (request, by, &refusal) {
+        let waits = matches!(refusal, Refusal::NoRoom { .. } | Refusal::NoEvidence { .. });
+        if let (Request::Start { engine, .. }, By::Agent, true) = (request, by, waits) {
             let was = self.node.engine(*engine).condition.clone();
             let detail = refusal.to_string();
+            // Without evidence there is no room that could be proven; it starts when there is.
             self.transit(*engine, "no room", |e| e.condition = Condition::NoRoom);
-            if was != Condition::NoRoom {
+            // That the device is lost has been reported.
+            if was != Condition::NoRoom && matches!(refusal, Refusal::NoRoom { .. }) {
                 self.incident(crate::effect::Incident::NoRoom, Some(*engine), detail);
             }
         }
@@ -186,8 +189,9 @@ impl Cx<'_> {
         let Some(op) = self.op(id) else {
             return self.note(Note::NotCancelled { id, refusal: Refusal::NotUnderWay(id) });
         };
+        let forward = op.stage == Stage::Forward;
         match op.current.take() {
-            Some(current) if matches!(current.step, Step::Drain(_)) => {
+            Some(current) if forward && matches!(current.step, Step::Drain(_)) => {
                 self.step_failed(id, current, Cause::Cancelled, "cancelled while draining".into());
                 self.advance(id);
             }
@@ -200,7 +204,7 @@ impl Cx<'_> {
 
     fn work(&mut self, request: &Request, by: By) -> Result<Work, No> {
         let id = request.engine();
-        let drain = drain_of(request).policy.unwrap_or(self.node.policy.drain);
+        let drain = self.drain_policy(request)?;
         let plain = |steps: Vec<Step>, incoming: Option<EngineId>| Work {
             steps,
             incoming,
@@ -217,6 +221,9 @@ impl Cx<'_> {
                 self.one_more_may_be_awake(id)?;
                 let ask = Ask { to: id, strategy: Strategy::Auto, leave: None, drain };
                 let plan = plan::choose(self.node, &ask)?;
+                if !plan.outgoing.is_empty() {
+                    return Err(self.no_room_beside(id).into());
+                }
                 Ok(Work { order: Some(plan.order), ..plain(plan.steps, Some(id)) })
             }
             Request::Sleep { tier, .. } => {
@@ -257,11 +264,15 @@ impl Cx<'_> {
             Request::Reset(_) => {
                 let e = self.node.engine(id);
                 let leftovers = e.process && matches!(e.condition, Condition::Failed(_));
+                let now = self.now;
                 self.transit(id, "reset by command", |e| {
                     e.crashes.reset();
                     (e.restart_only, e.level2_unsafe, e.cannot_park) = (false, false, false);
-                    if !leftovers && e.tier == Tier::Stopped {
-                        e.condition = Condition::Settled;
+                    match e.condition {
+                        Condition::Failed(_) if !leftovers => e.condition = Condition::Settled,
+                        // Nothing is held against it any more: it need not wait.
+                        Condition::Backoff(_) => e.condition = Condition::Backoff(now),
+                        _ => {}
                     }
                 });
                 let sweep = vec![Step::Fall { engine: id, tier: Tier::Stopped }];
@@ -269,6 +280,40 @@ impl Cx<'_> {
             }
             Request::Bury(_) => Ok(plain(vec![Step::Kill(id)], None)),
             Request::Repair(_) => Ok(plain(self.repair(id), Some(id))),
+        }
+    }
+
+    /// The policy in force: what the agent does of its own accord never freezes, and what ends a process cannot.
+    fn drain_policy(&self, request: &Request) -> Result<DrainPolicy, Refusal> {
+        let asked = drain_of(request).policy;
+        let policy = asked.unwrap_or(self.node.policy.drain);
+        match request {
+            Request::Switch { .. } | Request::Sleep { .. } => Ok(policy),
+            Request::Stop { engine, .. } | Request::Restart { engine, .. }
+                if asked == Some(DrainPolicy::Freeze) =>
+            {
+                Err(Refusal::WrongState {
+                    engine: self.node.engine(*engine).spec.name.clone(),
+                    is: "to be stopped".into(),
+                    hint: "frozen requests do not survive that; drain with wait or abort",
+                })
+            }
+            _ if policy == DrainPolicy::Freeze => Ok(DrainPolicy::Wait),
+            _ => Ok(policy),
+        }
+    }
+
+    /// Why an engine cannot be woken without another going to sleep.
+    fn no_room_beside(&self, id: EngineId) -> Refusal {
+        let e = self.node.engine(id);
+        let need =
+            if e.tier == Tier::Stopped { ledger::start_need(e) } else { ledger::bytes_at(e, Tier::Awake) };
+        let short = need.and_then(|bytes| ledger::shortfall(self.node, id, bytes));
+        let device = short.map(|s| s.device).or(e.spec.devices.first().copied());
+        Refusal::NoRoom {
+            what: format!("{} beside what is awake", e.spec.name),
+            device: device.map_or_else(String::new, |d| self.node.device(d).spec.name.clone()),
+            missing: short.map_or(0, |s| s.missing),
         }
     }
 
@@ -296,13 +341,12 @@ impl Cx<'_> {
     }
 
     fn one_more_may_be_awake(&self, id: EngineId) -> Result<(), Refusal> {
-        let max = self.max_awake(id);
-        let others = self.others_awake(id);
-        match others.first() {
-            Some(other) if others.len() >= usize::from(max) => {
-                Err(Refusal::TooManyAwake { awake: self.node.engine(*other).spec.name.clone(), max })
+        match self.crowded(id, &[]) {
+            Some((other, device)) => {
+                let max = self.node.device(device).spec.max_awake.max(1);
+                Err(Refusal::TooManyAwake { awake: self.node.engine(other).spec.name.clone(), max })
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
@@ -356,6 +400,10 @@ impl Cx<'_> {
         if !e.process {
             return self.start(id, rehearse, true, By::Operator);
         }
+        if e.tier == Tier::Stopped {
+            // What a stop has left: it comes back as a start would.
+            self.one_more_may_be_awake(id)?;
+        }
         plan::evidence(self.node, &e.spec.devices)?;
         let need = ledger::start_need(e);
         if let Some(short) = need.and_then(|bytes| ledger::shortfall(self.node, id, bytes)) {
@@ -370,7 +418,7 @@ impl Cx<'_> {
             Step::Fall { engine: id, tier: Tier::Stopped },
             Step::Launch { engine: id, rehearse: rehearse.unwrap_or(e.spec.rehearse) },
         ];
-        if e.tier != Tier::Awake {
+        if !matches!(e.tier, Tier::Awake | Tier::Stopped) {
             steps.push(Step::Fall { engine: id, tier: e.tier });
         }
         Ok(steps)

@@ -4,6 +4,7 @@ use super::Cx;
 use crate::backoff::Verdict;
 use crate::call::Call;
 use crate::effect::{Action, Bound, Effect, Incident, Note, Ticket};
+use crate::event::By;
 use crate::ids::{EngineId, OperationId};
 use crate::ledger;
 use crate::program::{Cause, Failure, Step, incident_of};
@@ -53,9 +54,19 @@ impl Cx<'_> {
             };
         }
         let Some(engine) = step.engine() else { return Flow::Next };
+        let lives_on =
+            matches!(step, Step::Open(_)) || matches!(step, Step::Settle { tier, .. } if tier.has_process());
+        if lives_on && self.node.engine(engine).dead {
+            let name = &self.node.engine(engine).spec.name;
+            return Flow::Fail(Cause::Gone, format!("{name}'s process has ended"));
+        }
         match step {
             Step::Close(_) => self.node.engine_mut(engine).admission = false,
-            Step::Open(_) => self.node.engine_mut(engine).admission = true,
+            Step::Open(_) => {
+                let serves = self.op(id).and_then(|op| op.leads_to_awake(engine)).unwrap_or(true);
+                let e = self.node.engine_mut(engine);
+                (e.admission, e.wanted_awake) = (true, serves);
+            }
             Step::Rehearsed(_) => {}
             Step::Take(_) => {
                 let now = self.now;
@@ -95,6 +106,7 @@ impl Cx<'_> {
         let Some(op) = self.op(id) else { return };
         let (began, freeze) = (op.leg_began, op.drain == DrainPolicy::Freeze);
         let reason = op.request.verb();
+        let wanted_awake = op.leads_to_awake(engine).unwrap_or(tier == Tier::Awake);
         let bytes = ledger::bytes_at(self.node.engine(engine), tier);
         self.transit(engine, reason, |e| {
             let before = e.tier;
@@ -105,15 +117,16 @@ impl Cx<'_> {
                 (_, Tier::Awake) => e.costs.leave[before as usize] = Some(now.since(began)),
                 _ => {}
             }
+            // Whatever was asked of it before is stale: a survey of the awake engine says nothing of the sleeping one.
+            e.generation += 1;
             e.held = bytes.unwrap_or(e.held);
             e.reserved = 0;
             e.tier = tier;
             e.condition = Condition::Settled;
-            e.wanted_awake = tier == Tier::Awake;
+            e.wanted_awake = wanted_awake;
             e.watch = crate::state::Watch { progress_at: now, ..Default::default() };
             match tier {
                 Tier::Awake => {
-                    e.generation += 1;
                     e.awake_since = now;
                     e.frozen = false;
                 }
@@ -149,6 +162,8 @@ impl Cx<'_> {
             };
         });
         if let Some(reason) = given_up {
+            let name = &self.node.engine(engine).spec.name;
+            let reason = format!("{name} is left alone after {reason}: mend the cause, then `reset` it");
             self.incident(Incident::GivenUp, Some(engine), reason);
         }
     }
@@ -297,12 +312,18 @@ impl Cx<'_> {
                 let reason = failure.detail.clone();
                 self.transit(engine, "it could not be ended", |e| {
                     (e.process, e.dead, e.admission) = (true, true, false);
+                    // What it was about to take may be among what is left.
+                    (e.held, e.reserved) = (e.held.saturating_add(e.reserved), 0);
                     e.tier = Tier::Stopped;
                     e.condition = Condition::Failed(reason);
                 });
                 let Some(op) = self.op(id) else { return };
                 op.failure.get_or_insert(failure);
                 op.skip_leg(engine);
+                // Processes are left; whether bytes are, the device tells.
+                if matches!(step, Step::Stop { .. }) {
+                    op.program.push_front(Step::AwaitRelease { engine, tier: Tier::Stopped });
+                }
             }
             Recovery::Lost(engine) => self.lose(id, engine, failure),
         }
@@ -341,6 +362,10 @@ impl Cx<'_> {
         match op.stage {
             Stage::Forward => {
                 op.stage = Stage::Restoring;
+                // What came in meanwhile is not frozen on its way back: it may have no tier that keeps requests.
+                if op.drain == DrainPolicy::Freeze {
+                    op.drain = DrainPolicy::Wait;
+                }
                 op.program = steps.into_iter().chain([Step::Restore]).collect();
             }
             Stage::Restoring | Stage::Abandoned => {
@@ -363,6 +388,8 @@ impl Cx<'_> {
             Stage::Forward if replaces => {
                 op.skip_leg(engine);
                 op.program.push_front(kill);
+                // It was on its way out: when it comes back it goes to its rest tier.
+                self.node.engine_mut(engine).wanted_awake = false;
             }
             Stage::Forward => self.give_up(id, failure, vec![kill]),
             Stage::Restoring
@@ -373,6 +400,11 @@ impl Cx<'_> {
                 op.program.push_front(Step::Launch { engine, rehearse: false });
                 op.program.push_front(kill);
             }
+            // Not one of those that must serve again: they can, without it.
+            Stage::Restoring if !op.serving_before.contains(&engine) => {
+                op.skip_leg(engine);
+                op.program.push_front(kill);
+            }
             Stage::Restoring | Stage::Abandoned => {
                 op.skip_leg(engine);
                 op.program.push_front(kill);
@@ -380,6 +412,18 @@ impl Cx<'_> {
                     op.stage = Stage::Abandoned;
                     self.incident(Incident::RollbackFailed, Some(engine), failure.detail);
                 }
+            }
+        }
+    }
+
+    /// Somebody chose who serves: an engine that is down meanwhile does not take the place back when it returns.
+    fn settle_who_is_wanted(&mut self, devices: &[crate::ids::DeviceId]) {
+        for engine in self.node.ids() {
+            let e = self.node.engine(engine);
+            let down = e.wanted_awake && e.tier == Tier::Stopped;
+            let concerned = down && e.spec.devices.iter().any(|d| devices.contains(d));
+            if concerned && self.crowded(engine, &[]).is_some() {
+                self.node.engine_mut(engine).wanted_awake = false;
             }
         }
     }
@@ -399,12 +443,40 @@ impl Cx<'_> {
                 e.condition = Condition::Adrift(Drift::Unresolved);
             });
         }
+        if op.failure.is_some() {
+            // What could not be restored is still wanted: it is awake again when its back-off has ended.
+            for engine in &op.serving_before {
+                self.node.engine_mut(*engine).wanted_awake = true;
+            }
+            // What did not come in has no claim against those that were there, nor against one due to come back.
+            if let Some(incoming) = op.incoming.filter(|e| !op.serving_before.contains(e)) {
+                let wanted = |id: &EngineId| self.node.engine(*id).wanted_awake;
+                let others: Vec<EngineId> = self.node.ids().filter(wanted).collect();
+                if !self.node.engine(incoming).is_serving() && self.crowded(incoming, &others).is_some() {
+                    self.node.engine_mut(incoming).wanted_awake = false;
+                }
+            }
+        }
+        if op.failure.is_none() && op.by != By::Agent && op.incoming.is_some() {
+            self.settle_who_is_wanted(&op.devices);
+        }
         let first_token = op.first_token.filter(|_| op.failure.is_none());
         self.note(Note::Ended { id, failure: op.failure, accepted: op.accepted, first_token });
     }
 }
 
 impl crate::state::Operation {
+    /// Whether what is still to be done ends with an engine awake; `None` where nothing more is done to it. A start that
+    /// goes on to a rest tier passes through awake, a rehearsal or a restart through the sleeping tiers: where such an
+    /// operation dies, what it was for still holds.
+    fn leads_to_awake(&self, engine: EngineId) -> Option<bool> {
+        self.program.iter().rev().find_map(|step| match step {
+            Step::Fall { engine: e, .. } if *e == engine => Some(false),
+            Step::Rise(e) | Step::Launch { engine: e, .. } | Step::Rehearsed(e) if *e == engine => Some(true),
+            _ => None,
+        })
+    }
+
     /// Drops what is left of an engine's leg at the front of the program.
     pub(crate) fn skip_leg(&mut self, engine: EngineId) {
         while self.program.front().is_some_and(|s| s.engine() == Some(engine) && !s.is_leg()) {

@@ -82,7 +82,7 @@ impl Cx<'_> {
             return Err(format!("{} is {}", e.spec.name, e.condition_word()));
         };
         let kind = if e.tier == Tier::Level2 { ProbeKind::LongCanary } else { ProbeKind::Canary };
-        let mut steps = vec![Step::Take(engine), Step::ReserveWake(engine)];
+        let mut steps = vec![Step::ReserveWake(engine), Step::Take(engine)];
         steps.extend(wake(&caps, engine, e.tier));
         steps.push(Step::Probe { engine, kind, counted: true });
         steps.extend([Step::Settle { engine, tier: Tier::Awake }, Step::Open(engine)]);
@@ -96,8 +96,8 @@ impl Cx<'_> {
             return Err(format!("{} is {}", e.spec.name, e.condition_word()));
         }
         let mut steps = vec![
-            Step::Take(engine),
             Step::ReserveStart(engine),
+            Step::Take(engine),
             Step::Spawn(engine),
             Step::Ready(engine),
             Step::Probe { engine, kind: ProbeKind::FirstToken, counted: true },
@@ -153,14 +153,20 @@ impl Cx<'_> {
             let engine = self.node.engine(*e);
             engine.tier == Tier::Awake
                 && engine.condition == Condition::Settled
+                && !engine.dead
                 && !op.serving_before.contains(e)
                 && engine.spec.devices.iter().any(|d| op.devices.contains(d))
         });
         for newcomer in newcomers {
             let e = self.node.engine(newcomer);
-            let awake = self.others_awake(newcomer);
-            let back = op.serving_before.iter().filter(|s| !awake.contains(s)).count();
-            if awake.len() + back + 1 > usize::from(self.max_awake(newcomer)) {
+            // One that crashed and is due to come back counts as well.
+            let comes_back = |id: &EngineId| {
+                let e = self.node.engine(*id);
+                op.serving_before.contains(id)
+                    || (e.wanted_awake && e.spec.devices.iter().any(|d| op.devices.contains(d)))
+            };
+            let back: Vec<EngineId> = self.node.ids().filter(comes_back).collect();
+            if self.crowded(newcomer, &back).is_some() {
                 let before = op.tiers_before[usize::from(newcomer.0)];
                 let tier = if before.has_process() && before != Tier::Awake { before } else { e.spec.rest };
                 steps.push(Step::Fall { engine: newcomer, tier });
@@ -170,6 +176,11 @@ impl Cx<'_> {
             let e = self.node.engine(*engine);
             let engine = *engine;
             match (e.tier, &e.condition) {
+                (_, Condition::Failed(_)) => {}
+                // Died while something else was done. Its sweep is due in any case; where it has a device that this
+                // operation has not, it must wait until that is free.
+                _ if e.dead && e.spec.devices.iter().any(|d| !op.devices.contains(d)) => {}
+                _ if e.dead => steps.extend([Step::Kill(engine), Step::Launch { engine, rehearse: false }]),
                 (Tier::Awake, Condition::Settled) if e.admission => {}
                 (Tier::Awake, Condition::Settled) => steps.push(Step::Open(engine)),
                 (Tier::Parked | Tier::Level1 | Tier::Level2, Condition::Settled) => {

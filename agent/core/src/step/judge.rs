@@ -6,7 +6,7 @@ use crate::effect::{Incident, Note, StepResult, Ticket};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::ledger;
 use crate::program::{Cause, Step};
-use crate::state::{Footprint, Stage};
+use crate::state::{Condition, Footprint, Stage};
 use crate::tier::Tier;
 use crate::time::Moment;
 
@@ -46,6 +46,7 @@ impl Cx<'_> {
         if e.life != life || !e.process || e.dead {
             return;
         }
+        let reason = format!("{}: {reason}", e.spec.name);
         let devices = e.spec.devices.clone();
         let Some(op) =
             self.node.operations.iter_mut().find(|op| op.devices.iter().any(|d| devices.contains(d)))
@@ -62,14 +63,19 @@ impl Cx<'_> {
                     return;
                 }
                 self.died(engine);
-                self.step_failed(id, current, Cause::Gone, reason.to_owned());
+                self.step_failed(id, current, Cause::Gone, reason);
                 self.advance(id);
             }
             current => {
                 op.current = current;
-                op.reported.push(engine);
+                let first = !op.reported.contains(&engine);
+                if first {
+                    op.reported.push(engine);
+                }
                 self.died(engine);
-                self.incident(Incident::Crashed, Some(engine), reason);
+                if first {
+                    self.incident(Incident::Crashed, Some(engine), reason);
+                }
             }
         }
     }
@@ -104,12 +110,21 @@ impl Cx<'_> {
                 let want = matches!(step, Step::ConfirmAsleep(_) | Step::Resolve { asleep: true, .. });
                 sleeping(&name, want, answer).map(|()| None)
             }
+            StepResult::Reached { used } if !self.released(engine, step, &used) => {
+                Err(self.out_of_bounds(engine, step, &used))
+            }
             StepResult::Reached { used } => {
                 if let Step::AwaitRelease { tier, .. } = step {
+                    if matches!(self.node.engine(engine).condition, Condition::Failed(_)) {
+                        // Processes outlived their stop, but they hold nothing.
+                        self.node.engine_mut(engine).held = 0;
+                    }
                     self.learn_release(engine, *tier, &used);
                 }
                 Ok(None)
             }
+            // The bounds were drawn when the step began; a neighbour that died since has changed them.
+            StepResult::OutOfBounds { used } if self.resides(engine, step, &used) => Ok(None),
             StepResult::OutOfBounds { used } => Err(self.out_of_bounds(engine, step, &used)),
             StepResult::NoEvidence(reason) => Err((Cause::NoEvidence, format!("{name}: {reason}"))),
             StepResult::Token { at } => {
@@ -183,6 +198,22 @@ impl Cx<'_> {
             self.node.engine_mut(engine).footprints[tier as usize] =
                 Some(Footprint { device: Some(bytes), host });
         }
+    }
+
+    /// Whether the bytes of a sleeping engine are gone, by what is known now.
+    fn released(&self, engine: EngineId, step: &Step, used: &[(DeviceId, u64)]) -> bool {
+        let Step::AwaitRelease { tier, .. } = step else { return true };
+        used.iter().all(|(device, used)| {
+            ledger::release_threshold(self.node, *device, engine, *tier).is_none_or(|most| *used <= most)
+        })
+    }
+
+    /// Whether the bytes that an awake engine must show are there, by what is known now.
+    fn resides(&self, engine: EngineId, step: &Step, used: &[(DeviceId, u64)]) -> bool {
+        let there = |(device, used): &(DeviceId, u64)| {
+            ledger::residence_threshold(self.node, *device, engine).is_none_or(|least| *used >= least)
+        };
+        matches!(step, Step::AwaitResidence(_)) && used.iter().all(there)
     }
 
     fn out_of_bounds(&self, engine: EngineId, step: &Step, used: &[(DeviceId, u64)]) -> (Cause, String) {

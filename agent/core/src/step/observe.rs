@@ -70,8 +70,15 @@ impl Cx<'_> {
 
     /// A device was read at rest: what our engines do not account for is foreign.
     pub(super) fn device_read(&mut self, device: DeviceId, capacity: u64, used: u64) {
+        let busy = self.node.operation_on(&[device]).is_some();
         let d = &mut self.node.devices[usize::from(device.0)];
-        d.spec.capacity = Some(capacity);
+        if d.evidence == Evidence::Off {
+            return;
+        }
+        // What an operation has reserved was checked against the capacity that was known then.
+        if !busy || d.spec.capacity.is_none() {
+            d.spec.capacity = Some(capacity);
+        }
         if let Evidence::Lost(reason) = &d.evidence {
             let first = reason == "not read yet";
             d.evidence = Evidence::Good;
@@ -80,7 +87,6 @@ impl Cx<'_> {
                 self.device_incident(Incident::DeviceRestored, device, format!("{name} can be read again"));
             }
         }
-        let busy = self.node.operation_on(&[device]).is_some();
         let unsettled = |id: EngineId| {
             let e = self.node.engine(id);
             e.dead || matches!(e.condition, Condition::Moving | Condition::Adrift(_))
@@ -88,7 +94,8 @@ impl Cx<'_> {
         if busy || self.node.engines_on(device).any(unsettled) {
             return;
         }
-        let ours: u64 = self.node.engines_on(device).map(|id| self.node.engine(id).held).sum();
+        let ours: u64 =
+            self.node.engines_on(device).map(|id| self.node.engine(id).held).fold(0, u64::saturating_add);
         let d = &mut self.node.devices[usize::from(device.0)];
         let foreign = Some(used.saturating_sub(ours)).filter(|bytes| *bytes > d.spec.slack).unwrap_or(0);
         let appeared = foreign > d.foreign.saturating_add(d.spec.slack);

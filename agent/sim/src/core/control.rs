@@ -15,6 +15,7 @@ impl EngineCore {
     pub(super) fn call(&mut self, id: u64, call: Call, began_ns: u64) {
         let answer = match call {
             Call::Sleep { level, mode } => {
+                let had_running = self.scheduler.running() > 0;
                 if self.settings.args.version.sleep_pauses() {
                     self.stop_requests(mode);
                     if mode == Mode::Wait && self.scheduler.running() > 0 {
@@ -22,7 +23,7 @@ impl EngineCore {
                         return;
                     }
                 }
-                self.sleep(level, mode, began_ns)
+                self.sleep(level, mode, began_ns, had_running)
             }
             Call::Pause { mode, clear_cache } => {
                 if self.settings.args.version.sleep_pauses() {
@@ -96,7 +97,7 @@ impl EngineCore {
             self.record(Op::Drain, "", began_ns, true);
             let began_ns = now_ns();
             let answer = match call {
-                Call::Sleep { level, mode } => self.sleep(level, mode, began_ns),
+                Call::Sleep { level, mode } => self.sleep(level, mode, began_ns, false),
                 Call::Pause { mode, clear_cache } => self.pause(mode, clear_cache, began_ns),
                 _ => Ok(Value::Null),
             };
@@ -104,13 +105,16 @@ impl EngineCore {
         }
     }
 
-    /// `/sleep` once requests have been dealt with.
-    fn sleep(&mut self, level: u8, mode: Mode, began_ns: u64) -> Answer {
+    /// `/sleep` once requests have been dealt with; `had_running`: some ran until this call.
+    fn sleep(&mut self, level: u8, mode: Mode, began_ns: u64, had_running: bool) -> Answer {
         let version = self.settings.args.version;
         let detail = format!("level={level} mode={}", mode.as_str());
         if version.sleep_pauses() && level == 0 {
             self.record(Op::Sleep, &detail, began_ns, true);
             return Ok(Value::Null);
+        }
+        if version.sleep_pauses() && !version.sleep_synchronises() && had_running {
+            super::die("CUDA error: an illegal memory access was encountered (a step was in flight)");
         }
         if version.sleep_clears_prefix_cache() {
             // Frozen requests lose their blocks and are recomputed; before 0.17 the reset silently fails while any

@@ -6,6 +6,7 @@
 //! killed the core stays, with its memory (CONTRACT 5 [run]).
 
 mod control;
+mod devices;
 mod executor;
 mod host;
 mod scheduler;
@@ -48,7 +49,7 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
     sharpen_timers();
     let (sender, receiver) = channel();
     let orphan = settings.args.fault.iter().any(|f| f.kind == FaultKind::OrphanWorker);
-    let signals = match signals::watch(settings.wall(signals::TERM_S), orphan) {
+    let signals = match signals::watch(settings.args.speed, orphan) {
         Ok(signals) => signals,
         Err(error) => die(&format!("cannot watch signals: {error}")),
     };
@@ -204,14 +205,18 @@ impl EngineCore {
         let context = Self::context(&self.executor, &self.settings, 0.0);
         let result = self.scheduler.complete_step(context);
         if !result.outputs.is_empty() {
-            self.is_first_after_wake = false;
             self.served_any = true;
         }
         for (request, arrived_ns) in &result.first_tokens {
             self.record(Op::FirstToken, &format!("request {request}"), *arrived_ns, true);
         }
         let stats = self.scheduler.stats(Some(result.iteration_tokens), self.executor.worker.model());
+        let has_served = !result.outputs.is_empty();
         self.out.send(&FromCore::Step { outputs: result.outputs, stats });
+        if has_served && self.is_first_after_wake {
+            self.is_first_after_wake = false;
+            self.executor.worker.settle();
+        }
     }
 
     fn begin_step(&mut self) {
@@ -265,6 +270,11 @@ impl EngineCore {
                 self.send_ended(outputs);
             }
             ToCore::Call { id, call } => self.call(id, call, at_ns),
+            ToCore::SetSpeed(speed) => {
+                self.settings.args.speed = speed;
+                self.executor.worker.set_speed(speed);
+                self.signals.set_speed(speed);
+            }
             ToCore::ArmFault(fault) => {
                 self.faults.arm(fault);
                 self.signals.set_orphan(self.faults.is_armed(FaultKind::OrphanWorker));
@@ -274,7 +284,7 @@ impl EngineCore {
                 self.is_hung &= self.faults.is_armed(FaultKind::CompletionsHang);
                 self.signals.set_orphan(self.faults.is_armed(FaultKind::OrphanWorker));
                 if kind.is_none_or(|k| k == FaultKind::NeighbourAllocInSleep) {
-                    self.executor.worker.dismiss_neighbour();
+                    self.executor.worker.devices_mut().dismiss_neighbour();
                 }
             }
         }

@@ -29,7 +29,7 @@ pub(crate) fn start(settings: &Settings, faults: &mut Faults) -> Result<Executor
     time.advance(total_s * BOOT);
 
     let mut worker = Worker::new(settings, owner)?;
-    let (initial_free, total) = (worker.free_bytes()?, worker.total_bytes()?);
+    let (initial_free, total) = (worker.devices().free_bytes()?, worker.devices().total_bytes()?);
     check_utilization(settings, initial_free, total)?;
     time.advance(total_s * CONTEXT);
 
@@ -48,9 +48,9 @@ pub(crate) fn start(settings: &Settings, faults: &mut Faults) -> Result<Executor
     }
 
     let transient = settings.engine.profile_transient_mib * MIB;
-    worker.allocate(transient)?;
+    worker.devices().allocate(transient)?;
     time.advance(total_s * PROFILING);
-    let free_after = worker.free_bytes()?;
+    let free_after = worker.devices().free_bytes()?;
     if free_after > initial_free {
         // CONTRACT 3.5 [src]: neighbours must not give memory back meanwhile.
         return Err(format!(
@@ -60,7 +60,7 @@ pub(crate) fn start(settings: &Settings, faults: &mut Faults) -> Result<Executor
              its own container."
         ));
     }
-    worker.release(transient)?;
+    worker.devices().release(transient)?;
 
     let kv_bytes = kv_bytes(settings, total, initial_free, free_after)?;
     worker.take_kv_cache(settings.model(kv_bytes))?;

@@ -5,18 +5,18 @@
 //! its time and then moves the ledger, so other processes see memory appear and vanish as it does on a device, and an
 //! allocation that does not fit fails half way and leaves what was mapped mapped (CONTRACT 3.4 [run][sim]).
 
+use super::devices::{Devices, OUT_OF_MEMORY};
 use super::host::HostMemory;
 use crate::args::Settings;
 use crate::clock::Timeline;
 use crate::faults::{FaultKind, Faults};
-use crate::ledger::{self, DeviceLedger, LedgerHeader, Owner};
+use crate::ledger::Owner;
 use crate::model::{MIB, Model};
 use crate::tokens::mix;
+use crate::version::Version;
 
 const WEIGHT_CHUNKS: u64 = 8;
 const KV_CHUNKS: u64 = 4;
-/// Label of the neighbour that the fault `neighbour_alloc_in_sleep` brings.
-const NEIGHBOUR: &str = "foreign";
 
 /// A pool allocation's tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,18 +50,19 @@ struct Chunk {
 #[derive(Debug)]
 pub(crate) struct Worker {
     model: Model,
-    engine: String,
-    owner: Owner,
-    devices: Vec<DeviceLedger>,
+    devices: Devices,
     chunks: Vec<Chunk>,
     has_sleep_mode: bool,
-    is_idempotent: bool,
     speed: f64,
     host: HostMemory,
     is_pinned: bool,
     /// Bytes outside the pool that came with a wake and go with a sleep.
     growth: u64,
-    neighbour: Option<(Owner, u64)>,
+    /// Bytes that came with a wake and go with the first prefill after it.
+    transient: u64,
+    /// Level 2 saved buffers to the host; the next wake of the weights' tag writes them back.
+    has_saved_buffers: bool,
+    version: Version,
     identity: u64,
     is_corrupt: bool,
     /// Counts the KV caches that this process has had: blocks of an earlier one hold nothing.
@@ -74,32 +75,26 @@ pub(crate) type StartError = String;
 impl Worker {
     /// Starts the CUDA context and takes half of the residual.
     pub(crate) fn new(settings: &Settings, owner: Owner) -> Result<Self, StartError> {
-        let mut devices = Vec::new();
-        for (index, path) in settings.args.device_ledger.iter().enumerate() {
-            let device = &settings.profile.device;
-            let header = LedgerHeader::new(&device.name, index, device.total_mib * MIB);
-            devices.push(DeviceLedger::open_or_create(path, header).map_err(|e| describe(&e))?);
-        }
+        let devices = Devices::open(settings, owner)?;
         let model = settings.model(settings.fixed_kv_bytes());
         let host = HostMemory::with_base(settings.engine.host_base_mib * MIB, settings.args.host_scale);
         let worker = Worker {
-            engine: settings.args.name.clone(),
-            owner,
             devices,
             chunks: Vec::new(),
             has_sleep_mode: settings.args.enable_sleep_mode,
-            is_idempotent: settings.args.version.allocator_is_idempotent(),
             speed: settings.args.speed,
             host,
             is_pinned: false,
             growth: 0,
-            neighbour: None,
+            transient: 0,
+            has_saved_buffers: false,
+            version: settings.args.version,
             identity: settings.weights_identity(),
             is_corrupt: false,
             kv_epoch: 0,
             model,
         };
-        worker.allocate(worker.model.residual_bytes() / 2)?;
+        worker.devices.allocate(worker.model.residual_bytes() / 2)?;
         Ok(worker)
     }
 
@@ -127,11 +122,11 @@ impl Worker {
     /// Graphs and the rest of the residual.
     pub(crate) fn finish_start(&mut self) -> Result<(), StartError> {
         let residual = self.model.residual_bytes();
-        self.allocate(residual - residual / 2)
+        self.devices.allocate(residual - residual / 2)
     }
 
     fn add_chunk(&mut self, tag: Tag, bytes: u64) -> Result<(), StartError> {
-        self.allocate(bytes)?;
+        self.devices.allocate(bytes)?;
         self.chunks.push(Chunk {
             tag,
             bytes,
@@ -143,45 +138,17 @@ impl Worker {
         Ok(())
     }
 
-    /// Takes bytes on every device (a share each), or none.
-    pub(crate) fn allocate(&self, bytes: u64) -> Result<(), String> {
-        let share = self.share(bytes);
-        if share == 0 {
-            return Ok(());
-        }
-        for (index, device) in self.devices.iter().enumerate() {
-            if let Err(error) = device.allocate(self.owner, &self.engine, share) {
-                for earlier in &self.devices[..index] {
-                    drop(earlier.free(self.owner, &self.engine, share));
-                }
-                return Err(describe(&error));
-            }
-        }
-        Ok(())
+    pub(crate) fn devices(&self) -> &Devices {
+        &self.devices
     }
 
-    pub(crate) fn release(&self, bytes: u64) -> Result<(), String> {
-        let share = self.share(bytes);
-        if share == 0 {
-            return Ok(());
-        }
-        self.devices
-            .iter()
-            .try_for_each(|d| d.free(self.owner, &self.engine, share))
-            .map_err(|e| describe(&e))
+    pub(crate) fn devices_mut(&mut self) -> &mut Devices {
+        &mut self.devices
     }
 
-    fn share(&self, bytes: u64) -> u64 {
-        bytes / u64::try_from(self.devices.len()).unwrap_or(1).max(1)
-    }
-
-    /// Free bytes of the first device, device-wide, as `cudaMemGetInfo` tells.
-    pub(crate) fn free_bytes(&self) -> Result<u64, String> {
-        self.devices.first().map_or(Ok(0), |d| d.usage().map(|u| u.free()).map_err(|e| describe(&e)))
-    }
-
-    pub(crate) fn total_bytes(&self) -> Result<u64, String> {
-        self.devices.first().map_or(Ok(0), |d| d.header().map(|h| h.total_bytes).map_err(|e| describe(&e)))
+    /// From the next operation on.
+    pub(crate) fn set_speed(&mut self, speed: f64) {
+        self.speed = speed;
     }
 
     pub(crate) fn model(&self) -> &Model {
@@ -214,7 +181,7 @@ impl Worker {
             // The pool is empty: nothing to do, and no error (CONTRACT 1.1 [src]).
             return Ok(());
         }
-        if !self.is_idempotent && self.chunks.iter().any(|c| c.is_asleep) {
+        if !self.version.allocator_is_idempotent() && self.chunks.iter().any(|c| c.is_asleep) {
             // CONTRACT 3.4 [sim]: up to 0.27 a second sleep copies from unmapped pages.
             return Err("CUDA Error: invalid argument at cumem_allocator.cpp (unmapped page)".into());
         }
@@ -222,11 +189,10 @@ impl Worker {
         if let Some(fault) = faults.strike(FaultKind::SleepHang) {
             hang(&mut time, fault.arg);
         }
-        let free_before = self.free_bytes()?;
+        let free_before = self.devices.free_bytes()?;
         let halves = faults.strike(FaultKind::SleepFreesHalf).is_some();
         let dies = faults.strike(FaultKind::CrashInSleep).is_some();
         let pins = level == 1 && !self.is_pinned;
-        time.advance(self.model.unmap_fixed_s());
         if level != 1 {
             time.advance(self.model.engine().discard_s);
         }
@@ -240,19 +206,18 @@ impl Worker {
                 continue;
             }
             let offloads = level == 1 && tag == Tag::Weights;
-            let mut took_s = self.model.unmap_s(bytes);
             if offloads {
-                took_s += self.model.offload_s(bytes);
+                let mut copy_s = self.model.offload_s(bytes);
                 if pins {
-                    took_s += self.model.pin_s(bytes);
+                    copy_s += self.model.pin_s(bytes);
                     let pinned = u128::from(self.model.engine().host_pinned_mib * MIB) * u128::from(bytes)
                         / u128::from(self.model.weights_bytes().max(1));
                     self.host.pin(u64::try_from(pinned).unwrap_or(0));
                 }
+                time.advance(copy_s);
             }
-            time.advance(took_s);
             let withheld = if halves { bytes / 2 } else { 0 };
-            self.release(bytes - withheld)?;
+            self.devices.release(bytes - withheld)?;
             released += bytes - withheld;
             let chunk = &mut self.chunks[index];
             chunk.is_asleep = true;
@@ -262,22 +227,34 @@ impl Worker {
             if tag == Tag::Kv {
                 self.kv_epoch += 1;
             }
+            // The ledger moves first: its own time must not come on top.
+            time.advance(self.model.unmap_s(bytes));
         }
         self.is_pinned |= pins;
+        self.has_saved_buffers |= level != 1;
         // gc.collect and empty_cache.
-        self.release(self.growth)?;
+        self.devices.release(self.growth)?;
         released += self.growth;
         self.growth = 0;
+        self.settle();
         if let Some(fault) = faults.strike(FaultKind::ResidualCreep) {
-            drop(self.allocate(mib(fault.arg.unwrap_or(64.0))));
+            drop(self.devices.allocate(mib(fault.arg.unwrap_or(64.0))));
         }
         if let Some(fault) = faults.strike(FaultKind::NeighbourAllocInSleep) {
-            self.bring_neighbour(fault.arg.map_or(released + 256 * MIB, mib));
+            self.devices.bring_neighbour(fault.arg.map_or(released + 256 * MIB, mib));
         }
-        if self.free_bytes()? < free_before {
+        time.advance(self.model.unmap_fixed_s());
+        let free_after = self.devices.free_bytes()?;
+        if free_after < free_before {
             // CONTRACT 3.4 [run], every version: device-wide, no matter whose.
             return Err("Memory usage increased after sleeping.".into());
         }
+        let gib = |bytes: u64| bytes as f64 / (1024.0 * MIB as f64);
+        super::log(&format!(
+            "INFO gpu_worker: Sleep mode freed {:.2} GiB memory, {:.2} GiB memory is still in use.",
+            gib(free_after - free_before),
+            gib(self.devices.total_bytes()?.saturating_sub(free_after)),
+        ));
         Ok(())
     }
 
@@ -287,18 +264,18 @@ impl Worker {
             return Ok(());
         }
         let mut time = Timeline::start(self.speed);
-        time.advance(self.model.unmap_fixed_s());
         for index in 0..self.chunks.len() {
             if self.chunks[index].tag != Tag::Kv || self.chunks[index].is_asleep {
                 continue;
             }
             let bytes = self.chunks[index].bytes;
+            self.devices.release(bytes)?;
             time.advance(self.model.unmap_s(bytes));
-            self.release(bytes)?;
             self.chunks[index].is_asleep = true;
             self.chunks[index].is_lost = true;
             self.kv_epoch += 1;
         }
+        time.advance(self.model.unmap_fixed_s());
         Ok(())
     }
 
@@ -317,16 +294,23 @@ impl Worker {
         let sleeping = chosen.iter().filter(|i| self.chunks[**i].is_asleep).count();
         let short = sleeping > 0 && faults.strike(FaultKind::WakeOom).is_some();
         let dies = sleeping > 0 && faults.strike(FaultKind::CrashInWake).is_some();
-        let mut transient = 0;
         let mut mapped = 0;
+        let mut restored = false;
+        if tags.is_none_or(|tags| tags.iter().any(|t| t == Tag::Weights.as_str())) {
+            self.has_saved_buffers = false;
+        } else if self.has_saved_buffers && self.version.wake_writes_buffers_always() {
+            super::die(
+                "CUDA error: an illegal memory access was encountered (buffers into unmapped weights)",
+            );
+        }
         for index in chosen {
             let bytes = self.chunks[index].bytes;
             if !self.chunks[index].is_asleep {
-                if self.is_idempotent {
+                if self.version.allocator_is_idempotent() {
                     continue;
                 }
                 // Fact 6 [sim]: up to 0.27 a mapped page is created again; the old handle's memory is never given back.
-                drop(self.allocate(bytes));
+                drop(self.devices.allocate(bytes));
                 return Err(
                     "CUDA Error: invalid argument at cumem_allocator.cpp (page already mapped)".into()
                 );
@@ -339,7 +323,7 @@ impl Worker {
                     return Err(OUT_OF_MEMORY.into());
                 }
             }
-            self.allocate(bytes - self.chunks[index].withheld)?;
+            self.devices.allocate(bytes - self.chunks[index].withheld)?;
             let has_backup = self.chunks[index].has_backup;
             self.chunks[index].withheld = 0;
             self.chunks[index].is_asleep = false;
@@ -347,31 +331,36 @@ impl Worker {
             let mut took_s = self.model.map_s(bytes);
             if has_backup {
                 took_s += self.model.restore_s(bytes);
-                let last = self.chunks.iter().filter(|c| c.has_backup).count() == 1;
-                let wanted = self.model.engine().wake_transient_mib * MIB;
-                if last && self.allocate(wanted).is_ok() {
-                    transient = wanted;
-                }
+                restored = true;
             }
-            time.advance(took_s);
             let chunk = &mut self.chunks[index];
             chunk.has_backup = false;
             if chunk.tag == Tag::Kv {
                 // An empty cache is all a KV cache need be.
                 chunk.is_lost = false;
             }
-        }
-        self.release(transient)?;
-        if sleeping > 0 && self.growth == 0 && self.is_mapped(Tag::Weights) && self.is_mapped(Tag::Kv) {
-            // A failure here is the caching allocator's to retry later: no error of the wake.
-            if self.allocate(self.model.growth_bytes()).is_ok() {
-                self.growth = self.model.growth_bytes();
+            if mapped == sleeping {
+                self.take_workspace(restored);
             }
+            time.advance(took_s);
         }
         if sleeping > 0 && faults.strike(FaultKind::CorruptAfterWake).is_some() {
             self.is_corrupt = true;
         }
         Ok(())
+    }
+
+    /// What a wake takes outside the pool. A failure is the caching allocator's to retry later: no error of the wake.
+    fn take_workspace(&mut self, restored: bool) {
+        let growth = self.model.growth_bytes();
+        let is_awake = self.is_mapped(Tag::Weights) && self.is_mapped(Tag::Kv);
+        if is_awake && self.growth == 0 && self.devices.allocate(growth).is_ok() {
+            self.growth = growth;
+        }
+        let transient = self.model.engine().wake_transient_mib * MIB;
+        if restored && self.transient == 0 && self.devices.allocate(transient).is_ok() {
+            self.transient = transient;
+        }
     }
 
     /// The RPC `reload_weights`: reads the checkpoint again, into whatever is mapped.
@@ -381,6 +370,9 @@ impl Worker {
             super::die("CUDA error: an illegal memory access was encountered (reload into unmapped weights)");
         }
         Timeline::start(self.speed).advance(self.model.engine().reload_s);
+        if self.model.engine().is_quantized && !self.version.reloads_quantized() {
+            return Err("AssertionError: param_data.shape == loaded_weight.shape".into());
+        }
         for chunk in &mut self.chunks {
             chunk.is_lost = false;
         }
@@ -388,29 +380,13 @@ impl Worker {
         Ok(())
     }
 
-    /// Another process's memory on the first device, owned by pid 1 so that it lives.
-    fn bring_neighbour(&mut self, bytes: u64) {
-        if let (Some(device), Some(owner)) = (self.devices.first(), Owner::of(1))
-            && device.allocate(owner, NEIGHBOUR, bytes).is_ok()
-        {
-            self.neighbour = Some((owner, bytes));
+    /// The first prefill after a wake is over, or the engine sleeps again: its workspace goes.
+    pub(crate) fn settle(&mut self) {
+        if self.transient > 0 {
+            // An unusable ledger shows with the next operation.
+            drop(self.devices.release(self.transient));
+            self.transient = 0;
         }
-    }
-
-    /// The neighbour goes.
-    pub(crate) fn dismiss_neighbour(&mut self) {
-        if let (Some(device), Some((owner, bytes))) = (self.devices.first(), self.neighbour.take()) {
-            drop(device.free(owner, NEIGHBOUR, bytes));
-        }
-    }
-}
-
-const OUT_OF_MEMORY: &str = "CUDA Error: out of memory at cumem_allocator.cpp";
-
-fn describe(error: &ledger::Error) -> String {
-    match error {
-        ledger::Error::OutOfMemory { .. } => OUT_OF_MEMORY.to_owned(),
-        other => other.to_string(),
     }
 }
 

@@ -7,14 +7,23 @@ use super::state::{Shared, State, lock};
 use crate::args::Settings;
 use crate::faults::{Fault, FaultKind, Faults};
 use crate::process::{Children, spawn_children};
-use axum::serve::ListenerExt;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, Mutex};
-use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::net::TcpSocket;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::net::{TcpListener, TcpSocket};
+
+/// How long a connection may be idle (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`, 5 s); not divided by the speed, for clients' pools
+/// are not either.
+fn keep_alive() -> Duration {
+    let told = std::env::var("VLLM_HTTP_TIMEOUT_KEEP_ALIVE").ok().and_then(|v| v.trim().parse().ok());
+    Duration::from_secs(told.unwrap_or(5))
+}
 
 /// Runs the process.
 pub(crate) fn run(settings: Settings) -> ExitCode {
@@ -59,6 +68,7 @@ async fn serve(settings: Settings) -> ExitCode {
         faults: Mutex::new(Faults::new(&settings.args.fault)),
         link: Link::new(stdin, stdout, Arc::clone(&metrics)),
         metrics,
+        speed: Mutex::new(settings.args.speed),
         load: AtomicI64::new(0),
         is_shutting_down: AtomicBool::new(false),
         created: since_epoch.as_secs(),
@@ -90,8 +100,7 @@ async fn serve(settings: Settings) -> ExitCode {
         }
     }
     let listener = match socket.listen(2048) {
-        // Small chunks go out at once.
-        Ok(listener) => listener.tap_io(|stream| drop(stream.set_nodelay(true))),
+        Ok(listener) => listener,
         Err(error) => {
             end_core(&shared, &core);
             return fail(&format!("cannot listen on {address}: {error}"));
@@ -101,16 +110,40 @@ async fn serve(settings: Settings) -> ExitCode {
     super::log("INFO: Application startup complete.");
     let state = shared.link.state();
     tokio::select! {
-        result = async { axum::serve(listener, super::router(&shared)).await } => {
-            if let Err(error) = result {
-                super::log(&format!("ERROR api_server: {error}"));
-            }
-        }
+        () = accept(&listener, super::router(&shared)) => {}
         () = until_the_end(&shared, &core, &mut signals, state) => {}
     }
     super::log("INFO: Application shutdown complete.");
     // Whatever ended it, the code is 0: it tells nothing (fact 10 [run]).
     ExitCode::SUCCESS
+}
+
+/// Serves connections for ever. One that is idle is closed after five seconds, as uvicorn does: a client's
+/// pool that keeps them longer will send into a closed connection.
+async fn accept(listener: &TcpListener, router: axum::Router) {
+    let idle = keep_alive();
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                // Out of descriptors, most likely: others may close some.
+                super::log(&format!("ERROR api_server: accept: {error}"));
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+        };
+        // Small chunks go out at once; without it they go out later.
+        drop(stream.set_nodelay(true));
+        let service = TowerToHyperService::new(router.clone());
+        tokio::spawn(async move {
+            let connection = http1::Builder::new()
+                .timer(TokioTimer::new())
+                .header_read_timeout(idle)
+                .serve_connection(TokioIo::new(stream), service);
+            // The client has gone, or was idle.
+            drop(connection.await);
+        });
+    }
 }
 
 fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {

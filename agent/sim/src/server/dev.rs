@@ -34,21 +34,17 @@ pub(crate) async fn reset_nothing(State(shared): State<Shared>) -> Response {
     }
 }
 
-fn refuse(detail: &str) -> Response {
-    (StatusCode::BAD_REQUEST, Json(json!({ "detail": detail }))).into_response()
-}
-
 /// `POST /collective_rpc {"method","args","kwargs","timeout"}`: 400 without a method, 500 on a worker's error.
 pub(crate) async fn collective_rpc(State(shared): State<Shared>, body: Bytes) -> Response {
     let body: Value = match serde_json::from_slice(&body) {
         Ok(body) => body,
-        Err(error) => return refuse(&format!("JSON decode error: {error}")),
+        Err(error) => return errors::validation(&format!("JSON decode error: {error}")),
     };
     if !body.is_object() {
-        return refuse("Request body must be a JSON object");
+        return errors::validation("Request body must be a JSON object");
     }
     let Some(method) = body.get("method").and_then(Value::as_str) else {
-        return refuse("Missing 'method' in request body");
+        return errors::validation("Missing 'method' in request body");
     };
     let args = body.get("args").and_then(Value::as_array).cloned().unwrap_or_default();
     let kwargs = body.get("kwargs").cloned().unwrap_or_else(|| json!({}));
@@ -60,7 +56,9 @@ pub(crate) async fn collective_rpc(State(shared): State<Shared>, body: Bytes) ->
 
 /// `POST /weight_checker {"action","baseline"}` (0.32 [src]).
 pub(crate) async fn weight_checker(State(shared): State<Shared>, body: Bytes) -> Response {
-    let Ok(body) = serde_json::from_slice::<Value>(&body) else { return refuse("Invalid JSON format") };
+    let Ok(body) = serde_json::from_slice::<Value>(&body) else {
+        return errors::validation("Invalid JSON format");
+    };
     let action = body.get("action").and_then(Value::as_str).unwrap_or_default();
     if action == "reset" {
         return Json(json!({ "status": "reset" })).into_response();
@@ -80,7 +78,7 @@ pub(crate) async fn weight_checker(State(shared): State<Shared>, body: Bytes) ->
                 .collect();
             Json(json!({ "match": mismatches.is_empty(), "mismatches": mismatches })).into_response()
         }
-        _ => refuse("action must be checksum, compare or reset"),
+        _ => errors::validation("action must be checksum, compare or reset"),
     }
 }
 

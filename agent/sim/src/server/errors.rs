@@ -21,6 +21,12 @@ pub(crate) fn body(status: StatusCode, message: &str, param: Option<&str>) -> Va
     json!({ "error": { "message": message, "type": kind, "param": param, "code": status.as_u16() } })
 }
 
+/// The 400 of FastAPI's own checks, in vLLM's form: its type is the status' phrase [src].
+pub(crate) fn validation(message: &str) -> Response {
+    let body = json!({ "error": { "message": message, "type": "Bad Request", "param": null, "code": 400 } });
+    (StatusCode::BAD_REQUEST, Json(body)).into_response()
+}
+
 pub(crate) fn openai(status: StatusCode, message: &str, param: Option<&str>) -> Response {
     (status, Json(body(status, message, param))).into_response()
 }

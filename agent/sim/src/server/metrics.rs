@@ -182,36 +182,40 @@ fn head(out: &mut String, name: &str, kind: &str) {
     let _ = writeln!(out, "# HELP {name} vLLM's metric of this name, simulated.\n# TYPE {name} {kind}");
 }
 
+fn one(out: &mut String, name: &str, kind: &str, labels: &str, value: f64) {
+    head(out, name, kind);
+    line(out, name, labels, value);
+}
+
 /// The Prometheus text of this release.
 pub(crate) fn render(metrics: &Metrics, settings: &Settings) -> String {
     let version = settings.args.version;
     let mut out = String::with_capacity(16 * 1024);
     let labels =
         format!("engine=\"0\",model_name=\"{}\"", settings.model_name.replace(['\\', '"', '\n'], "_"));
-    let mut one = |name: &str, kind: &str, labels: &str, value: f64| {
-        head(&mut out, name, kind);
-        line(&mut out, name, labels, value);
-    };
     let stats = &metrics.stats;
-    one("vllm:num_requests_running", "gauge", &labels, f64::from(stats.running));
-    one("vllm:num_requests_waiting", "gauge", &labels, f64::from(stats.waiting));
+    one(&mut out, "vllm:num_requests_running", "gauge", &labels, f64::from(stats.running));
+    one(&mut out, "vllm:num_requests_waiting", "gauge", &labels, f64::from(stats.waiting));
     if version.has_waiting_by_reason() {
-        let capacity = format!("{labels},reason=\"capacity\"");
-        one("vllm:num_requests_waiting_by_reason", "gauge", &capacity, f64::from(stats.waiting));
+        head(&mut out, "vllm:num_requests_waiting_by_reason", "gauge");
+        for (reason, count) in [("capacity", stats.waiting), ("deferred", 0)] {
+            let labels = format!("{labels},reason=\"{reason}\"");
+            line(&mut out, "vllm:num_requests_waiting_by_reason", &labels, f64::from(count));
+        }
     }
     if version.has_kv_cache_usage() {
-        one("vllm:kv_cache_usage_perc", "gauge", &labels, stats.kv_usage);
-        one("vllm:prefix_cache_queries_total", "counter", &labels, stats.prefix_queries as f64);
-        one("vllm:prefix_cache_hits_total", "counter", &labels, stats.prefix_hits as f64);
+        one(&mut out, "vllm:kv_cache_usage_perc", "gauge", &labels, stats.kv_usage);
+        one(&mut out, "vllm:prefix_cache_queries_total", "counter", &labels, stats.prefix_queries as f64);
+        one(&mut out, "vllm:prefix_cache_hits_total", "counter", &labels, stats.prefix_hits as f64);
     }
     if version.has_gpu_cache_names() {
-        one("vllm:gpu_cache_usage_perc", "gauge", &labels, stats.kv_usage);
-        one("vllm:gpu_prefix_cache_queries_total", "counter", &labels, stats.prefix_queries as f64);
-        one("vllm:gpu_prefix_cache_hits_total", "counter", &labels, stats.prefix_hits as f64);
+        one(&mut out, "vllm:gpu_cache_usage_perc", "gauge", &labels, stats.kv_usage);
+        one(&mut out, "vllm:gpu_prefix_cache_queries_total", "counter", &labels, stats.prefix_queries as f64);
+        one(&mut out, "vllm:gpu_prefix_cache_hits_total", "counter", &labels, stats.prefix_hits as f64);
     }
-    one("vllm:num_preemptions_total", "counter", &labels, stats.preemptions as f64);
-    one("vllm:prompt_tokens_total", "counter", &labels, metrics.prompt_tokens as f64);
-    one("vllm:generation_tokens_total", "counter", &labels, metrics.generation_tokens as f64);
+    one(&mut out, "vllm:num_preemptions_total", "counter", &labels, stats.preemptions as f64);
+    one(&mut out, "vllm:prompt_tokens_total", "counter", &labels, metrics.prompt_tokens as f64);
+    one(&mut out, "vllm:generation_tokens_total", "counter", &labels, metrics.generation_tokens as f64);
     if version.has_sleep_state_metric() {
         head(&mut out, "vllm:engine_sleep_state", "gauge");
         for (state, name) in [
@@ -257,6 +261,13 @@ pub(crate) fn render(metrics: &Metrics, settings: &Settings) -> String {
             let labels = format!("operation=\"{}\"", operation.as_str());
             line(&mut out, "vllm:sleep_mode_operations_in_flight", &labels, *count as f64);
         }
+    }
+    if let Some(bytes) = crate::process::resident_bytes(std::process::id()) {
+        // Of the API server alone (section 2).
+        let _ = writeln!(
+            out,
+            "# TYPE process_resident_memory_bytes gauge\nprocess_resident_memory_bytes {bytes}"
+        );
     }
     out
 }

@@ -7,7 +7,6 @@ mod boot;
 mod completions;
 mod dev;
 mod errors;
-mod fault_routes;
 mod info;
 mod link;
 mod metrics;
@@ -15,6 +14,7 @@ mod openai;
 mod openapi;
 mod pause;
 mod shutdown;
+mod sim_routes;
 mod sleep;
 mod sse;
 mod state;
@@ -22,7 +22,7 @@ mod state;
 pub(crate) use boot::run;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{DefaultBodyLimit, Request};
 use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
@@ -46,6 +46,8 @@ fn router(shared: &Shared) -> Router {
         .fallback(async || (StatusCode::NOT_FOUND, axum::Json(json!({ "detail": "Not Found" }))))
         .method_not_allowed_fallback(async || method_not_allowed())
         .layer(middleware::from_fn(refuse_head))
+        // vLLM has no limit; prompts with images are large.
+        .layer(DefaultBodyLimit::disable())
         .with_state(shared.clone())
 }
 

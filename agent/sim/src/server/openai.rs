@@ -81,6 +81,11 @@ fn bad(message: &str, param: Option<&str>) -> Box<Response> {
     Box::new(errors::openai(StatusCode::BAD_REQUEST, message, param))
 }
 
+/// What FastAPI refuses before vLLM sees it.
+fn invalid(message: &str) -> Box<Response> {
+    Box::new(errors::validation(message))
+}
+
 /// Reads and checks a body, in vLLM's order: content type, JSON, model, parameters, length.
 pub(crate) fn read(
     shared: &Shared,
@@ -89,11 +94,10 @@ pub(crate) fn read(
     body: &[u8],
 ) -> Result<Wanted, Box<Response>> {
     let media = headers.get(header::CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    if !media.to_lowercase().starts_with("application/json") {
-        let message = "Unsupported Media Type: Only 'application/json' is allowed";
-        return Err(Box::new(errors::openai(StatusCode::UNSUPPORTED_MEDIA_TYPE, message, None)));
+    if media.split(';').next().is_none_or(|m| m.trim().to_lowercase() != "application/json") {
+        return Err(invalid("Unsupported Media Type: Only 'application/json' is allowed"));
     }
-    let body: Body = serde_json::from_slice(body).map_err(|error| bad(&error.to_string(), None))?;
+    let body: Body = serde_json::from_slice(body).map_err(|error| invalid(&error.to_string()))?;
     let settings = &shared.settings;
     let model = body.model.clone().unwrap_or_else(|| settings.model_name.clone());
     if !settings.serves(&model) {
@@ -107,7 +111,7 @@ pub(crate) fn read(
         return Err(bad("temperature must be non-negative", Some("temperature")));
     }
     if body.stream_options.is_some() && !body.stream.unwrap_or(false) {
-        return Err(bad("Stream options can only be defined when `stream=True`.", Some("stream_options")));
+        return Err(invalid("Stream options can only be defined when `stream=True`."));
     }
     let (text, prompt_tokens) = match face {
         Face::Completion => completion_prompt(&body.prompt, settings.engine.completion_overhead_tokens)?,
@@ -173,7 +177,7 @@ fn completion_prompt(prompt: &Value, overhead: u32) -> Result<(String, u32), Box
         Value::Array(_) => {
             return Err(bad("one prompt a request: a string or a list of token ids", Some("prompt")));
         }
-        _ => return Err(bad("Field required", Some("prompt"))),
+        _ => return Err(invalid("prompt: Field required")),
     };
     if tokens == 0 {
         return Err(bad("The decoder prompt cannot be empty", Some("prompt")));
@@ -184,7 +188,7 @@ fn completion_prompt(prompt: &Value, overhead: u32) -> Result<(String, u32), Box
 /// Roles and texts; the template's tokens come on top.
 fn chat_prompt(messages: Option<&[Message]>, overhead: u32) -> Result<(String, u32), Box<Response>> {
     let Some(messages) = messages.filter(|m| !m.is_empty()) else {
-        return Err(bad("Field required", Some("messages")));
+        return Err(invalid("messages: Field required"));
     };
     let mut text = String::new();
     let mut tokens = overhead;

@@ -1,7 +1,7 @@
 //! The table of routes, by release and gate, and `/openapi.json`, which lists exactly those that exist.
 
 use super::state::{Shared, State as ServerState};
-use super::{completions, dev, fault_routes, info, pause, sleep};
+use super::{completions, dev, info, pause, sim_routes, sleep};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
@@ -57,15 +57,16 @@ pub(crate) fn routes(shared: &ServerState) -> Vec<Route> {
     add(pauses, "/is_paused", GET, || get(pause::is_paused));
     add(pauses && version.has_abort_requests(), "/abort_requests", POST, || post(pause::abort_requests));
     add(true, "/sim/fault", &["get", "post", "delete"], || {
-        get(fault_routes::list).post(fault_routes::arm).delete(fault_routes::clear)
+        get(sim_routes::list).post(sim_routes::arm).delete(sim_routes::clear)
     });
+    add(true, "/sim/speed", POST, || post(sim_routes::set_speed));
     routes
 }
 
 /// `GET /openapi.json`.
 async fn document(State(shared): State<Shared>) -> Response {
     // Scrapes and documents are not part of FastAPI's schema.
-    let hidden = ["/metrics", "/openapi.json", "/sim/fault"];
+    let hidden = ["/metrics", "/openapi.json", "/sim/fault", "/sim/speed"];
     let mut paths = Map::new();
     for route in routes(&shared).iter().filter(|r| !hidden.contains(&r.path)) {
         let methods: Map<String, Value> = route

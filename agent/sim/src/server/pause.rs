@@ -62,9 +62,12 @@ fn answer(result: Result<Value, CallError>, what: &str, body: impl FnOnce(Value)
 
 /// `POST /abort_requests {"request_ids":[…]}`; none or an empty list aborts all.
 pub(crate) async fn abort_requests(State(shared): State<Shared>, body: Bytes) -> Response {
-    let refuse = |detail: &str| (StatusCode::BAD_REQUEST, Json(json!({ "detail": detail }))).into_response();
-    let Ok(body) = serde_json::from_slice::<Value>(&body) else { return refuse("Invalid JSON format") };
-    let Some(body) = body.as_object() else { return refuse("Request body must be a JSON object") };
+    let Ok(body) = serde_json::from_slice::<Value>(&body) else {
+        return errors::validation("Invalid JSON format");
+    };
+    let Some(body) = body.as_object() else {
+        return errors::validation("Request body must be a JSON object");
+    };
     let ids: Vec<String> = body
         .get("request_ids")
         .and_then(Value::as_array)

@@ -70,11 +70,11 @@ pub(crate) async fn until_the_end(
             super::log("INFO api_server: Shutting down");
             shared.is_shutting_down.store(true, Ordering::Relaxed);
             end_core(shared, core);
-            tokio::time::sleep(shared.settings.wall(AFTER_TERM_S)).await;
+            tokio::time::sleep(shared.wall(AFTER_TERM_S)).await;
         }
         () = dies => {
             super::log("ERROR async_llm: AsyncLLM output_handler failed: EngineDeadError");
-            tokio::time::sleep(shared.settings.wall(AFTER_DEATH_S)).await;
+            tokio::time::sleep(shared.wall(AFTER_DEATH_S)).await;
         }
     }
 }

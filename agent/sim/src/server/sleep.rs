@@ -50,10 +50,6 @@ pub(crate) fn first<'a>(pairs: &'a [(String, String)], key: &str) -> Option<&'a 
     pairs.iter().find(|(k, _)| k == key).map(|(_, v)| v.as_str())
 }
 
-fn bad_parameter(message: &str) -> Response {
-    errors::openai(StatusCode::BAD_REQUEST, message, None)
-}
-
 /// Level and mode, by release: up to 0.31 a level that is no number is an unhandled error (500) and any number goes;
 /// 0.32 answers 400 (CONTRACT 1.1 [run][src]). Before 0.17 `mode` does not exist.
 fn parse_sleep(shared: &Shared, pairs: &[(String, String)]) -> Result<(u8, Mode), Box<Response>> {
@@ -63,7 +59,7 @@ fn parse_sleep(shared: &Shared, pairs: &[(String, String)]) -> Result<(u8, Mode)
     let level = match level.trim().parse::<u8>() {
         Ok(level) if !strict || level <= 2 => level,
         _ if strict => {
-            return Err(Box::new(bad_parameter("level: Input should be an integer from 0 to 2")));
+            return Err(Box::new(errors::validation("level: Input should be an integer from 0 to 2")));
         }
         _ => {
             let error = (StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error").into_response();
@@ -75,7 +71,9 @@ fn parse_sleep(shared: &Shared, pairs: &[(String, String)]) -> Result<(u8, Mode)
     }
     match Mode::parse(first(pairs, "mode").unwrap_or("abort")) {
         Some(mode) => Ok((level, mode)),
-        None if strict => Err(Box::new(bad_parameter("mode: Input should be 'abort', 'wait' or 'keep'"))),
+        None if strict => {
+            Err(Box::new(errors::validation("mode: Input should be 'abort', 'wait' or 'keep'")))
+        }
         None => Err(Box::new((StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error").into_response())),
     }
 }

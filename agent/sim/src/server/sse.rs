@@ -66,7 +66,7 @@ impl TokenStream {
         if self.face == Face::Chat && self.produced == 0 {
             out.push_str(&self.prefix);
             out.push_str("\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]");
-            self.end(&mut out, true);
+            out.push_str("}\n\n");
         }
         let text = event.token.map_or("", |(token, _)| word(token));
         let gap = if text.is_empty() { "" } else { " " };
@@ -90,12 +90,13 @@ impl TokenStream {
         }
         self.produced += u32::from(event.token.is_some());
         self.text_offset += gap.len() + text.len();
-        self.end(&mut out, true);
+        out.push_str("}\n\n");
         if event.finish.is_some() {
             if self.wanted.include_usage {
                 out.push_str(&self.head);
                 out.push(']');
-                self.end(&mut out, false);
+                self.usage(&mut out);
+                out.push_str("}\n\n");
             }
             out.push_str("data: [DONE]\n\n");
             self.is_over = true;
@@ -103,19 +104,14 @@ impl TokenStream {
         out
     }
 
-    /// Closes an event, with the usage where it belongs.
-    fn end(&self, out: &mut String, is_token: bool) {
-        if !is_token {
-            let (prompt, output) = (self.wanted.prompt_tokens, self.produced);
-            let total = prompt + output;
-            let usage = format!(
-                ",\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{total},\"completion_tokens\":{output}}}"
-            );
-            out.push_str(&usage);
-        } else if self.wanted.include_usage {
-            out.push_str(",\"usage\":null");
-        }
-        out.push_str("}\n\n");
+    /// The last event's usage.
+    fn usage(&self, out: &mut String) {
+        let (prompt, output) = (self.wanted.prompt_tokens, self.produced);
+        let total = prompt + output;
+        let _ = write!(
+            out,
+            ",\"usage\":{{\"prompt_tokens\":{prompt},\"total_tokens\":{total},\"completion_tokens\":{output}}}"
+        );
     }
 }
 

@@ -6,6 +6,7 @@ use crate::args::Settings;
 use crate::faults::Faults;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 /// The API server's state.
 #[derive(Debug)]
@@ -14,6 +15,8 @@ pub(crate) struct State {
     pub(crate) link: Link,
     pub(crate) metrics: Arc<Mutex<Metrics>>,
     pub(crate) faults: Mutex<Faults>,
+    /// Engine times are divided by this.
+    pub(crate) speed: Mutex<f64>,
     /// `/load`: counts only with `--enable-server-load-tracking` (CONTRACT 1.1 [run]).
     pub(crate) load: AtomicI64,
     /// SIGTERM was received: `/health` answers 200 to the end (fact 2 [run]).
@@ -24,6 +27,13 @@ pub(crate) struct State {
 }
 
 pub(crate) type Shared = Arc<State>;
+
+impl State {
+    /// Simulated seconds as a wall duration.
+    pub(crate) fn wall(&self, simulated_s: f64) -> Duration {
+        Duration::from_nanos(crate::clock::scaled_ns(simulated_s, *lock(&self.speed)))
+    }
+}
 
 /// Locks, whatever an earlier holder did.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

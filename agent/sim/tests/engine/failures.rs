@@ -162,10 +162,10 @@ async fn half_a_release_creep_and_corruption_answer_200() {
 async fn a_hanging_sleep_is_not_failed_but_unknown() {
     let node = Node::new();
     let engine = node.start("B", &[]).await;
-    // 60 simulated seconds: 0.3 s.
-    engine.fault("sleep_hang", Some(60.0)).await;
+    // 400 simulated seconds: 2 s.
+    engine.fault("sleep_hang", Some(400.0)).await;
     let impatient =
-        engine.client.post(engine.url("/sleep?level=1")).timeout(std::time::Duration::from_millis(30));
+        engine.client.post(engine.url("/sleep?level=1")).timeout(std::time::Duration::from_millis(600));
     assert!(impatient.send().await.is_err());
     // The call goes on; the next answer comes when it is done.
     assert!(engine.is_sleeping().await);
@@ -211,4 +211,22 @@ async fn a_flood_on_stderr_does_not_stop_the_engine() {
     let engine = node.start("B", &["--fault", "flood_stderr=2"]).await;
     engine.text(3).await;
     until("the flood", async || engine.log().len() > 2 << 20).await;
+}
+
+#[tokio::test]
+async fn a_neighbours_wake_in_the_window_of_the_first_sleep_fires_the_assertion() {
+    let node = Node::new();
+    let a = node.start_slow("A", 100.0, &[]).await;
+    assert_eq!(a.post("/sleep?level=1").await, 200);
+    // B pins for the first time: long enough for A to take more than B gives.
+    let b = node.start_slow("B", 5.0, &[]).await;
+    let before = node.used();
+    let wake = async {
+        until("B to begin", async || node.used() < before).await;
+        a.post("/wake_up").await
+    };
+    let (slept, woken) = tokio::join!(b.post("/sleep?level=1"), wake);
+    assert_eq!((slept, woken), (500, 200));
+    assert!(a.text(3).await.len() > 3);
+    until("A's workspace to go", async || node.used() == 33393 * MIB + B_RESIDUAL).await;
 }

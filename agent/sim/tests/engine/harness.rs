@@ -16,6 +16,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
 pub(crate) const MIB: u64 = 1 << 20;
 /// Stands among the flags for the absence of `--enable-sleep-mode`.
 pub(crate) const NO_SLEEP_MODE: &str = "";
+/// Begins a flag that is an environment variable.
+const ENV: &str = "env:";
 /// B's figures of the profile.
 pub(crate) const B_RESIDUAL: u64 = 455 * MIB;
 pub(crate) const B_WEIGHTS: u64 = 3354 * MIB;
@@ -69,8 +71,9 @@ impl Node {
             .args(if has("--host-scale") { &[][..] } else { &["--host-scale", "4096"] })
             .args(if has(NO_SLEEP_MODE) { &[][..] } else { &["--enable-sleep-mode"] })
             .args(if has("--speed") { &[][..] } else { &["--speed", "200"] })
-            .args(flags.iter().filter(|f| **f != NO_SLEEP_MODE))
+            .args(flags.iter().filter(|f| **f != NO_SLEEP_MODE && !f.starts_with(ENV)))
             .env("VLLM_SERVER_DEV_MODE", "1")
+            .envs(flags.iter().filter_map(|f| f.strip_prefix(ENV)?.split_once('=')))
             .stderr(Stdio::from(std::fs::File::create(&stderr).unwrap()))
             .spawn()
             .unwrap();
@@ -94,6 +97,16 @@ impl Node {
     pub(crate) async fn start(&self, name: &str, flags: &[&str]) -> Engine {
         let mut engine = self.launch(name, flags);
         engine.ready().await;
+        engine
+    }
+
+    /// Starts an engine fast and slows it down once it is healthy.
+    pub(crate) async fn start_slow(&self, name: &str, speed: f64, flags: &[&str]) -> Engine {
+        let engine = self.start(name, flags).await;
+        assert_eq!(
+            engine.post_json("/sim/speed", &json!({ "speed": speed })).await,
+            (200, json!({ "speed": speed }))
+        );
         engine
     }
 }
@@ -230,7 +243,7 @@ impl Engine {
                            "stream": true });
         let response = self.client.post(self.url("/v1/completions")).json(&body).send().await.unwrap();
         assert_eq!(response.status(), 200);
-        Stream { response, buffer: String::new(), text: String::new(), tokens: 0 }
+        Stream { response, buffer: String::new(), text: String::new(), tokens: 0, id: String::new() }
     }
 
     /// One value of `/metrics`, found by the start of its line.
@@ -262,6 +275,10 @@ impl Drop for Engine {
                 let _ = kill_process(pid, Signal::KILL);
             }
         }
+        let deadline = Instant::now() + PATIENCE;
+        while self.living_family() > 0 && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
@@ -271,6 +288,8 @@ pub(crate) struct Stream {
     buffer: String,
     pub(crate) text: String,
     pub(crate) tokens: usize,
+    /// The request's id, once a token has come.
+    pub(crate) id: String,
 }
 
 /// How a stream ended.
@@ -313,6 +332,7 @@ impl Stream {
             if event.get("error").is_some() {
                 return Some(End::Error);
             }
+            self.id = event["id"].as_str().unwrap_or_default().to_owned();
             let choice = &event["choices"][0];
             let text = choice["text"].as_str().unwrap_or_default();
             self.tokens += usize::from(!text.is_empty());

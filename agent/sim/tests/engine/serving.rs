@@ -93,10 +93,11 @@ async fn bad_requests_are_told_why_in_openai_form() {
         assert!(got == status && answer["error"]["code"] == status, "{body}: {got} {answer}");
         assert!(message.contains(word) || word == "max_tokens", "{message}");
     }
+    assert_eq!(engine.post_json("/sim/speed", &json!({ "speed": 0 })).await.0, 400);
     let broken = engine.client.post(engine.url("/v1/completions")).header("content-type", "application/json");
     assert_eq!(broken.body("{\"prompt\":").send().await.unwrap().status(), 400);
     let form = engine.client.post(engine.url("/v1/completions")).body("prompt=x").send().await.unwrap();
-    assert_eq!(form.status(), 415);
+    assert_eq!(form.status(), 400);
     let (status, _) = engine.post_json("/v1/chat/completions", &json!({ "messages": [] })).await;
     assert_eq!(status, 400);
 }
@@ -128,7 +129,7 @@ async fn routes_are_those_of_the_release_and_openapi_lists_exactly_them() {
 #[tokio::test]
 async fn metrics_move_only_with_the_engines_steps() {
     let node = Node::new();
-    let engine = node.start("B", &["--enable-server-load-tracking", "--speed", "40"]).await;
+    let engine = node.start_slow("B", 10.0, &["--enable-server-load-tracking"]).await;
     let mut stream = engine.stream(1500).await;
     stream.until(5).await;
     assert_eq!(engine.metric("vllm:num_requests_running{").await, Some(1.0));
@@ -149,7 +150,7 @@ async fn metrics_move_only_with_the_engines_steps() {
 #[tokio::test]
 async fn a_client_that_goes_ends_its_request() {
     let node = Node::new();
-    let engine = node.start("B", &["--speed", "2"]).await;
+    let engine = node.start_slow("B", 2.0, &[]).await;
     let mut stream = engine.stream(3000).await;
     stream.until(2).await;
     drop(stream);
@@ -157,4 +158,93 @@ async fn a_client_that_goes_ends_its_request() {
         engine.metric("vllm:num_requests_running{").await == Some(0.0)
     })
     .await;
+}
+
+#[tokio::test]
+async fn an_idle_connection_is_closed_after_a_few_seconds() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let node = Node::new();
+    let engine = node.start("B", &["env:VLLM_HTTP_TIMEOUT_KEEP_ALIVE=1"]).await;
+    let address = engine.url("").trim_start_matches("http://").to_owned();
+    let mut connection = tokio::net::TcpStream::connect(&address).await.unwrap();
+    let request = format!("GET /health HTTP/1.1\r\nhost: {address}\r\n\r\n");
+    connection.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    let read = connection.read_to_string(&mut answer);
+    tokio::time::timeout(crate::harness::PATIENCE, read).await.expect("closed in time").unwrap();
+    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
+}
+
+#[tokio::test]
+async fn a_batch_changes_no_token_and_logprobs_by_a_hair() {
+    let node = Node::new();
+    let engine = node.start_slow("B", 5.0, &[]).await;
+    let logprobs = |body: &Value| -> Vec<f64> {
+        let list = body["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap().clone();
+        list.iter().map(|l| l.as_f64().unwrap()).collect()
+    };
+    let (_, alone) = engine.complete(400).await;
+    assert_eq!(alone["choices"], engine.complete(400).await.1["choices"], "alone it is exact");
+    let all =
+        tokio::join!(engine.complete(400), engine.complete(400), engine.complete(400), engine.complete(400));
+    let mut differs = false;
+    for (status, body) in [all.0, all.1, all.2, all.3] {
+        assert_eq!((status, &body["choices"][0]["text"]), (200, &alone["choices"][0]["text"]));
+        for (a, b) in logprobs(&alone).into_iter().zip(logprobs(&body)) {
+            assert!((a - b).abs() <= 0.002);
+            differs |= a != b;
+        }
+    }
+    assert!(differs, "the noise is there");
+}
+
+#[tokio::test]
+async fn pausing_holds_resuming_lets_go_and_aborting_names_requests() {
+    let node = Node::new();
+    let engine = node.start_slow("B", 4.0, &[]).await;
+    let expected = engine.text(500).await;
+    let mut stream = engine.stream(500).await;
+    stream.until(5).await;
+    let reset = engine.client.post(engine.url("/reset_prefix_cache")).send().await.unwrap();
+    assert_eq!(reset.json::<Value>().await.unwrap(), json!({ "success": false }), "blocks are held");
+    assert_eq!(engine.post("/pause?mode=keep").await, 200);
+    let paused: Value = engine.get("/is_paused").await.json().await.unwrap();
+    assert_eq!(paused, json!({ "is_paused": true }));
+    assert_eq!(engine.post("/pause?mode=gently").await, 400);
+    assert_eq!(engine.post("/resume").await, 200);
+    assert_eq!(stream.end().await, End::Finish("length".into()));
+    assert_eq!(stream.text, expected);
+
+    let mut doomed = engine.stream(3000).await;
+    let mut spared = engine.stream(300).await;
+    doomed.until(2).await;
+    let (status, told) = engine.post_json("/abort_requests", &json!({ "request_ids": [doomed.id] })).await;
+    assert_eq!((status, told), (200, json!({ "status": "aborted", "aborted": 1 })));
+    assert_eq!(doomed.end().await, End::Finish("abort".into()));
+    assert_eq!(spared.end().await, End::Finish("length".into()));
+}
+
+#[tokio::test]
+async fn without_development_mode_the_control_routes_are_not_there() {
+    let node = Node::new();
+    let off = "env:VLLM_SERVER_DEV_MODE=0";
+    for (version, pause) in [("0.15.1", 200), ("0.31", 404)] {
+        let engine = node.start("B", &["--version", version, "--kv-cache-memory-bytes", "256MiB", off]).await;
+        for path in ["/sleep", "/wake_up", "/collective_rpc", "/reset_prefix_cache"] {
+            assert_eq!(engine.post(path).await, 404, "{version} {path}");
+        }
+        assert_eq!(engine.post("/pause").await, pause, "0.12 to 0.15 have no gate before /pause");
+        let document: Value = engine.get("/openapi.json").await.json().await.unwrap();
+        assert!(document["paths"].get("/sleep").is_none());
+        assert_eq!(document["paths"].get("/pause").is_some(), pause == 200);
+    }
+}
+
+#[tokio::test]
+async fn a_long_prompt_is_taken_whole() {
+    let node = Node::new();
+    let engine = node.start("B", &["--max-model-len", "1000000"]).await;
+    let body = json!({ "prompt": "sail ".repeat(700_000), "max_tokens": 1 });
+    let (status, answer) = engine.post_json("/v1/completions", &body).await;
+    assert_eq!((status, &answer["usage"]["prompt_tokens"]), (200, &json!(700_000)));
 }

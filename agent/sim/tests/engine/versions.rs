@@ -16,7 +16,7 @@ async fn up_to_0_16_a_request_to_a_sleeping_engine_kills_it() {
 #[tokio::test]
 async fn up_to_0_16_sleep_lands_on_running_requests_and_kills() {
     let node = Node::new();
-    let mut engine = node.start("B", &["--version", "0.11.2", "--speed", "20"]).await;
+    let mut engine = node.start_slow("B", 20.0, &["--version", "0.11.2"]).await;
     let mut stream = engine.stream(3000).await;
     stream.until(3).await;
     assert_eq!(engine.post("/sleep?level=1").await, 200);
@@ -109,5 +109,30 @@ async fn with_two_workers_one_failure_spoils_all_later_calls() {
     assert_eq!(engine.post("/sleep?level=1").await, 200);
     assert_eq!(engine.post("/wake_up").await, 500);
     assert_eq!(engine.post("/wake_up").await, 500);
+    assert_eq!(engine.rpc("reload_weights", json!({})).await, 500);
+}
+
+#[tokio::test]
+async fn from_0_17_to_0_24_a_sleep_must_find_no_request_running() {
+    let node = Node::new();
+    let mut engine = node.start_slow("B", 20.0, &["--version", "0.24"]).await;
+    let mut stream = engine.stream(3000).await;
+    stream.until(3).await;
+    assert_eq!(engine.post("/sleep?level=1&mode=keep").await, 500);
+    assert_eq!(stream.end().await, End::Error);
+    assert_eq!(engine.ended().await.code(), Some(0));
+}
+
+#[tokio::test]
+async fn level_2_has_its_traps_below_0_27() {
+    let node = Node::new();
+    let mut engine = node.start("B", &["--version", "0.26"]).await;
+    assert_eq!(engine.post("/sleep?level=2").await, 200);
+    assert_eq!(engine.post("/wake_up?tags=kv_cache").await, 500, "buffers are written into unmapped weights");
+    assert_eq!(engine.ended().await.code(), Some(0));
+    // A is quantised: reloading it fails before 0.16.
+    let engine = node.start("A", &["--version", "0.15.1"]).await;
+    assert_eq!(engine.post("/sleep?level=2").await, 200);
+    assert_eq!(engine.post("/wake_up").await, 200);
     assert_eq!(engine.rpc("reload_weights", json!({})).await, 500);
 }

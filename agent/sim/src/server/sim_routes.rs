@@ -1,7 +1,8 @@
-//! `/sim/fault`: arming and clearing faults while the engine runs. The simulation's own route.
+//! `/sim/fault` and `/sim/speed`: faults and pace while the engine runs. The simulation's own routes.
 
 use super::sleep::{first, query_pairs};
 use super::state::{Shared, lock};
+use crate::args::is_speed;
 use crate::faults::{Fault, FaultKind};
 use crate::ipc::ToCore;
 use axum::Json;
@@ -10,7 +11,7 @@ use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use clap::ValueEnum;
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// `POST /sim/fault {"kind":…,"arg":…,"count":…}`.
 pub(crate) async fn arm(State(shared): State<Shared>, body: Bytes) -> Response {
@@ -27,6 +28,19 @@ pub(crate) async fn arm(State(shared): State<Shared>, body: Bytes) -> Response {
         super::boot::flood(fault);
     }
     Json(json!({ "armed": fault })).into_response()
+}
+
+/// `POST /sim/speed {"speed":…}`: from the next operation or step on.
+pub(crate) async fn set_speed(State(shared): State<Shared>, body: Bytes) -> Response {
+    let asked: Option<f64> =
+        serde_json::from_slice::<Value>(&body).ok().and_then(|b| b.get("speed").and_then(Value::as_f64));
+    let Some(speed) = asked.filter(|s| is_speed(*s)) else {
+        let body = json!({ "detail": "speed must be a number above 0; 1 is real time" });
+        return (StatusCode::BAD_REQUEST, Json(body)).into_response();
+    };
+    *lock(&shared.speed) = speed;
+    shared.link.send(&ToCore::SetSpeed(speed));
+    Json(json!({ "speed": speed })).into_response()
 }
 
 /// `DELETE /sim/fault[?kind=…]`.
