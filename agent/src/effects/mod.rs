@@ -134,12 +134,13 @@ impl Hands {
         tokio::spawn(async move {
             let slot = hands.slot(engine);
             let Some(client) = slot.client() else { return };
+            let asked = slot.seen().changes;
             let (sleeping, progress) = tokio::join!(client.is_sleeping(SURVEY), client.progress(SURVEY));
             let progress = progress.unwrap_or_default();
             let in_flight =
                 progress.running.zip(progress.waiting).map(|(running, waiting)| running + waiting);
-            // An answer that comes after the end of the process is of nobody.
-            if slot.client().is_some() {
+            // Counted at rest, or not at all: it may have begun to move meanwhile, or be gone.
+            if slot.seen().changes == asked {
                 hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
                 slot.see(|seen| seen.in_flight = in_flight);
             }
