@@ -99,6 +99,7 @@ fn two(minor: u16, capacity: u64, b: Tier) -> Config {
         deaths: true,
         cold: false,
         rehearse: false,
+        places_are_taken: false,
         drain: DrainPolicy::Wait,
         planted: None,
     }

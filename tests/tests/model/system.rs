@@ -79,6 +79,8 @@ pub(crate) struct Config {
     pub(crate) cold: bool,
     /// Starts are rehearsed.
     pub(crate) rehearse: bool,
+    /// An engine that comes back after a crash may find its place taken, and rests then.
+    pub(crate) places_are_taken: bool,
     /// Drain policy.
     pub(crate) drain: DrainPolicy,
     /// A bug, to see that it is found.
@@ -266,8 +268,9 @@ impl Sys {
                 Tier::Level1 | Tier::Level2 => s.size.residual,
                 Tier::Stopped => 0,
             };
-            if !config.cold {
-                for tier in [Tier::Awake, Tier::Parked, Tier::Level1, Tier::Level2] {
+            for tier in [Tier::Awake, Tier::Parked, Tier::Level1, Tier::Level2] {
+                // Whatever runs was measured awake when it was started.
+                if !config.cold || (tier == Tier::Awake && s.at != Tier::Stopped) {
                     e.footprints[tier as usize] =
                         Some(Footprint { device: Some(bytes(tier)), host: Some(1) });
                 }
@@ -754,7 +757,7 @@ impl Sys {
             match effect {
                 Effect::Note(note) => {
                     self.tell(&note);
-                    self.noted(&note);
+                    self.noted(config, &note);
                 }
                 Effect::Run { ticket, action } => self.run(config, ticket, action),
                 Effect::Survey { engine, generation } if config.surveys => {
@@ -844,7 +847,19 @@ impl Sys {
         }
     }
 
-    fn noted(&mut self, note: &Note) {
+    fn noted(&mut self, config: &Config, note: &Note) {
+        match note {
+            Note::Accepted { request: Request::Start { engine, .. }, by: By::Agent, .. }
+                if config.places_are_taken =>
+            {
+                let taken = self.node.engine(*engine).spec.devices.iter().any(|d| {
+                    let awake = self.node.engines_on(*d).filter(|e| self.node.engine(*e).is_serving());
+                    awake.count() >= usize::from(self.node.device(*d).spec.max_awake)
+                });
+                self.goal[usize::from(engine.0)] &= !taken;
+            }
+            _ => {}
+        }
         match note {
             Note::Accepted { id, request, by, outgoing, .. } => self.observed.push(Observed {
                 id: *id,

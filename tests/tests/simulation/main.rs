@@ -138,6 +138,7 @@ fn node(dice: &mut Dice) -> Config {
         deaths: true,
         cold: dice.one_in(2),
         rehearse: dice.one_in(2),
+        places_are_taken: true,
         drain: dice.of(&[DrainPolicy::Wait, DrainPolicy::Wait, DrainPolicy::Freeze, DrainPolicy::Abort]),
         planted: None,
     }
