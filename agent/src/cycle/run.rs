@@ -123,7 +123,12 @@ impl Run {
             let Some(client) = slot.client() else { continue };
             if let Err(error) = client.set_simulated_speed(simulated.speed, PACE).await {
                 let (engine, speed) = (&slot.config.name, simulated.speed);
-                tracing::warn!(engine, speed, error = chain(&error), "it keeps the pace that it was started with");
+                tracing::warn!(
+                    engine,
+                    speed,
+                    error = chain(&error),
+                    "it keeps the pace that it was started with"
+                );
             }
         }
     }

@@ -146,8 +146,9 @@ fn sentences() {
     });
     let shell = incidents();
     let records = facts.chain(core).chain(shell.iter().map(Record::from));
-    let text: String =
-        records.map(|record| format!("{:<5} {}\n", level(&record).as_str().to_lowercase(), Sentence(&record))).collect();
+    let text: String = records
+        .map(|record| format!("{:<5} {}\n", level(&record).as_str().to_lowercase(), Sentence(&record)))
+        .collect();
     insta::assert_snapshot!("sentences", text);
 }
 
