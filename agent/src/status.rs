@@ -151,7 +151,7 @@ pub fn engine(node: &Node, hands: &Hands, board: &Board, id: EngineId) -> wire::
         model: slot.config.model.clone(),
         devices: e.spec.devices.iter().map(|d| node.device(*d).spec.name.clone()).collect(),
         address: Some(slot.config.base_url()),
-        tier: tier(e),
+        tier: tier(e.tier, &e.condition),
         condition: condition(node, board, &seen, id),
         generation: e.generation,
         incarnation: slot
@@ -181,8 +181,8 @@ pub fn engine(node: &Node, hands: &Hands, board: &Board, id: EngineId) -> wire::
 }
 
 /// The last tier that was verified; `None` while it is known to be elsewhere, but not where.
-fn tier(engine: &Engine) -> Option<words::Tier> {
-    (!matches!(engine.condition, Condition::Adrift(_))).then(|| tier_out(engine.tier))
+fn tier(tier: Tier, condition: &Condition) -> Option<words::Tier> {
+    (!matches!(condition, Condition::Adrift(_))).then(|| tier_out(tier))
 }
 
 fn canary(recorded: bool, seen: &Seen) -> wire::Canary {
@@ -194,9 +194,9 @@ fn canary(recorded: bool, seen: &Seen) -> wire::Canary {
     }
 }
 
-fn why_stopped(engine: &Engine, seen: &Seen) -> wire::StoppedWhy {
+fn why_stopped(life: u64, seen: &Seen) -> wire::StoppedWhy {
     match seen.stopped {
-        _ if engine.life == 0 => wire::StoppedWhy::NotStarted,
+        _ if life == 0 => wire::StoppedWhy::NotStarted,
         // An engine without a process that has had one has stopped before this could be asked.
         None | Some(Stopped::Operator) => wire::StoppedWhy::Operator,
         Some(Stopped::Handoff) => wire::StoppedWhy::Handoff,
@@ -217,7 +217,7 @@ fn condition(node: &Node, board: &Board, seen: &Seen, id: EngineId) -> wire::Con
             wire::Condition::Moving { operation: id.unwrap_or_else(|| "unknown".to_owned()) }
         }
         Condition::Settled if e.tier == Tier::Stopped => {
-            wire::Condition::Stopped { why: why_stopped(e, seen) }
+            wire::Condition::Stopped { why: why_stopped(e.life, seen) }
         }
         Condition::Settled => wire::Condition::Settled,
         Condition::NoRoom => wire::Condition::Stopped { why: wire::StoppedWhy::NoRoom },
@@ -244,4 +244,58 @@ fn condition(node: &Node, board: &Board, seen: &Seen, id: EngineId) -> wire::Con
 
 fn epoch_of(at: Moment) -> f64 {
     clock::epoch() + at.since(clock::now()).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effects::Compared;
+
+    #[test]
+    fn a_device_whose_processes_are_unknown_is_not_stale() {
+        let degraded = |cause| health(Health::Degraded { cause, since: Moment(0) });
+        let message = "not supported".to_owned();
+        assert_eq!(
+            degraded(Cause::NoProcesses { message: message.clone() }),
+            wire::DeviceHealth::ProcessesUnknown { reason: message.clone() }
+        );
+        for cause in [Cause::Opening, Cause::Slow, Cause::ReadsFail { message }] {
+            assert_eq!(degraded(cause), wire::DeviceHealth::Stale);
+        }
+        assert_eq!(health(Health::Ok), wire::DeviceHealth::Ok);
+        assert_eq!(health(Health::NotWatched), wire::DeviceHealth::None);
+    }
+
+    #[test]
+    fn a_tier_is_told_unless_the_engine_is_adrift() {
+        let told = |condition| tier(Tier::Parked, &condition);
+        assert_eq!(told(Condition::Settled), Some(words::Tier::Parked));
+        assert_eq!(told(Condition::Moving), Some(words::Tier::Parked), "the last one verified");
+        assert_eq!(told(Condition::Adrift(Drift::FoundAwake)), None);
+        assert_eq!(tier(Tier::Stopped, &Condition::NoRoom), Some(words::Tier::Stopped));
+    }
+
+    #[test]
+    fn a_canary_says_how_it_compared_last() {
+        let seen = |matched| Seen { canary: Some(Compared { matched, at: 7.0 }), ..Seen::default() };
+        assert_eq!(canary(true, &Seen::default()), wire::Canary::Recorded);
+        assert_eq!(canary(true, &seen(true)), wire::Canary::Matched { at: 7.0 });
+        assert_eq!(canary(true, &seen(false)), wire::Canary::Mismatched { at: 7.0 });
+        assert_eq!(canary(false, &seen(true)), wire::Canary::None, "that one is gone with its process");
+    }
+
+    #[test]
+    fn why_an_engine_has_no_process() {
+        let seen = |stopped| Seen { stopped: Some(stopped), ..Seen::default() };
+        assert_eq!(why_stopped(0, &seen(Stopped::Operator)), wire::StoppedWhy::NotStarted);
+        let cases = [
+            (Stopped::Operator, wire::StoppedWhy::Operator),
+            (Stopped::Handoff, wire::StoppedWhy::Handoff),
+            (Stopped::CannotSleep, wire::StoppedWhy::CannotSleep),
+            (Stopped::Shutdown, wire::StoppedWhy::Shutdown),
+        ];
+        for (stopped, why) in cases {
+            assert_eq!(why_stopped(1, &seen(stopped)), why);
+        }
+    }
 }

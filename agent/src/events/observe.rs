@@ -218,6 +218,7 @@ impl Tracker {
             // Rows come in batches: one that was read before the engine came to rest is of another tier. And a footprint
             // that was measured is not taken back because the driver cannot tell processes apart.
             if let (Some((tier, since)), Some(_)) = (rests_in, bytes)
+                && tier.has_process()
                 && sample.at >= since
             {
                 metrics.engine_device_bytes(engine, tier, *bytes);

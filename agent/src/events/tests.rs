@@ -406,6 +406,9 @@ async fn bytes_of_a_tier_are_those_that_were_read_in_it() {
     recorder.record_one(&none, transition("moving", 1)).await.expect("records");
     recorder.samples(vec![sample(clock::now(), 4000)]);
     assert!(has(&recorder, "hotbunk_engine_device_bytes{engine=\"A\",tier=\"awake\"} 9000"), "it moves");
+    recorder.record_one(&none, transition("stopped", 1)).await.expect("records");
+    recorder.samples(vec![sample(clock::now(), 0)]);
+    assert!(!page(&recorder).contains("hotbunk_engine_device_bytes{engine=\"A\",tier=\"stopped\"}"));
 }
 
 #[tokio::test]
