@@ -26,6 +26,7 @@ use crate::journal::{self, Journal};
 use crate::metrics::{self, Metrics};
 use crate::process::{self, Shims};
 use crate::schedule;
+use crate::status;
 use crate::switcher::{Admission, Board, Handle, Order, Switcher, spec};
 use anyhow::{Context as _, bail};
 use hotbunk_api::event::Happening;
@@ -91,7 +92,8 @@ impl App {
         };
         let (journal, opened) = Journal::open_with(config.node.state_dir.join(JOURNAL), options)?;
         let metrics = Metrics::new();
-        let recorder = Recorder::new(journal, metrics.clone());
+        let events = Arc::new(EventLog::new(EVENTS));
+        let recorder = Recorder::new(journal, metrics.clone(), Arc::clone(&events));
         let started = Record::AgentStarted {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
@@ -137,13 +139,13 @@ impl App {
             use_cgroup: true,
         };
         let hands = Arc::new(Hands { engines: slots, sampler, host, shims, recorder, inputs });
-        let events = Arc::new(EventLog::new(EVENTS));
         let board = Board::new(Arc::clone(&events));
         let (switcher, handle) =
             Switcher::new(node, Arc::clone(&hands), received, board, config.node.reconcile_interval);
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
         let mut tasks = sample_tasks(&hands);
+        tasks.extend(device_tasks(&hands, &handle));
         tasks.push(tokio::spawn(metrics::upkeep(metrics.clone())));
         let cycles = Cycles::new(Parts {
             switcher: handle.clone(),
@@ -216,7 +218,10 @@ impl App {
             () = hurry => tracing::warn!("told to hurry; what is left is killed"),
         }
         for slot in &self.hands.engines {
-            slot.stop(Duration::ZERO).await;
+            let ended = slot.stop(Duration::ZERO).await;
+            if ended.left > 0 {
+                tracing::error!(engine = slot.config.name, left = ended.left, "processes could not be ended");
+            }
         }
         let stopped = Record::AgentStopped { reason: reason.to_owned() };
         drop(self.hands.recorder.record_one(&Context::none(), stopped).await);
@@ -383,6 +388,31 @@ fn sample_tasks(hands: &Arc<Hands>) -> Vec<JoinHandle<()>> {
             }
         }),
     ]
+}
+
+/// Tells of each device's health as it changes, and of its size as soon as it is known.
+fn device_tasks(hands: &Arc<Hands>, switcher: &Handle) -> Vec<JoinHandle<()>> {
+    let follow = |at: usize| {
+        let id = device_id(at);
+        let mut health = hands.sampler.health_changes(id)?;
+        let (hands, switcher) = (Arc::clone(hands), switcher.clone());
+        Some(tokio::spawn(async move {
+            loop {
+                let device = status::device(&switcher.node(), &hands, id);
+                if let Some(info) = hands.sampler.info(id) {
+                    hands.recorder.metrics().device_total(&device.name, info.total_bytes);
+                }
+                hands
+                    .recorder
+                    .events()
+                    .publish(clock::epoch(), Happening::Device { device: Box::new(device) });
+                if health.changed().await.is_err() {
+                    return;
+                }
+            }
+        }))
+    };
+    (0..switcher.node().devices.len()).filter_map(follow).collect()
 }
 
 async fn until(mut stop: watch::Receiver<bool>) {

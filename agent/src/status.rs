@@ -4,14 +4,15 @@ use crate::clock;
 use crate::config::Config;
 use crate::control::EventLog;
 use crate::cycle::Cycles;
-use crate::device::Health;
-use crate::effects::Hands;
-use crate::switcher::Handle;
+use crate::device::{Cause, Health};
+use crate::effects::{Hands, Seen, Stopped};
+use crate::switcher::{Board, Handle};
 use crate::translate::tier_out;
 use hotbunk_api::status as wire;
+use hotbunk_api::words;
 use hotbunk_core::ids::{DeviceId, EngineId};
 use hotbunk_core::ledger;
-use hotbunk_core::state::{Condition, Drift, Node};
+use hotbunk_core::state::{Condition, Drift, Engine, Node};
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 
@@ -56,8 +57,8 @@ pub fn status(
                 reserved_bytes: Some(host_reserved(&node)),
             },
         },
-        devices: (0..node.devices.len()).map(|at| device(&node, hands, at)).collect(),
-        engines: node.ids().map(|id| engine(&node, hands, switcher, id)).collect(),
+        devices: device_ids(&node).map(|id| device(&node, hands, id)).collect(),
+        engines: node.ids().map(|id| engine(&node, hands, switcher.board(), id)).collect(),
         operation,
         queue,
         cycle: cycles.current(),
@@ -69,8 +70,32 @@ fn host_reserved(node: &Node) -> u64 {
     node.engines.iter().filter(|e| e.pinned).filter_map(ledger::host_need).sum()
 }
 
-fn device(node: &Node, hands: &Hands, at: usize) -> wire::DeviceStatus {
-    let id = DeviceId(u16::try_from(at).unwrap_or(u16::MAX));
+fn device_ids(node: &Node) -> impl Iterator<Item = DeviceId> + use<> {
+    (0..u16::try_from(node.devices.len()).unwrap_or(u16::MAX)).map(DeviceId)
+}
+
+/// What a device's ledger says: a change of it is worth telling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ledger {
+    held: u64,
+    reserved: u64,
+    /// How much is foreign changes with each reading; whether anything is does not.
+    has_foreign: bool,
+}
+
+/// The ledgers of all devices.
+pub fn ledgers(node: &Node) -> Vec<Ledger> {
+    let sum = |id, of: fn(&Engine) -> u64| node.engines_on(id).map(|e| of(node.engine(e))).sum();
+    let ledger = |id| Ledger {
+        held: sum(id, |e| e.held),
+        reserved: sum(id, |e| e.reserved),
+        has_foreign: node.device(id).foreign > 0,
+    };
+    device_ids(node).map(ledger).collect()
+}
+
+/// One device.
+pub fn device(node: &Node, hands: &Hands, id: DeviceId) -> wire::DeviceStatus {
     let device = node.device(id);
     let info = hands.sampler.info(id);
     let reading = hands.sampler.latest(id);
@@ -88,19 +113,29 @@ fn device(node: &Node, hands: &Hands, at: usize) -> wire::DeviceStatus {
         reserved_bytes: watched.map(|()| reserved),
         foreign_bytes: watched.map(|()| device.foreign),
         reading_age_s: reading.as_ref().map(|r| r.age(clock::now()).as_secs_f64()),
-        health: match hands.sampler.health(id) {
-            Health::Ok => wire::DeviceHealth::Ok,
-            Health::Degraded { .. } => wire::DeviceHealth::Stale,
-            Health::Lost { reason } => wire::DeviceHealth::Lost { reason },
-            Health::NotWatched => wire::DeviceHealth::None,
-        },
+        health: health(hands.sampler.health(id)),
     }
 }
 
-fn engine(node: &Node, hands: &Hands, switcher: &Handle, id: EngineId) -> wire::EngineStatus {
+fn health(health: Health) -> wire::DeviceHealth {
+    match health {
+        Health::Ok => wire::DeviceHealth::Ok,
+        Health::Degraded { cause: Cause::NoProcesses { message }, .. } => {
+            wire::DeviceHealth::ProcessesUnknown { reason: message }
+        }
+        Health::Degraded { cause: Cause::Opening | Cause::Slow | Cause::ReadsFail { .. }, .. } => {
+            wire::DeviceHealth::Stale
+        }
+        Health::Lost { reason } => wire::DeviceHealth::Lost { reason },
+        Health::NotWatched => wire::DeviceHealth::None,
+    }
+}
+
+/// One engine.
+pub fn engine(node: &Node, hands: &Hands, board: &Board, id: EngineId) -> wire::EngineStatus {
     let e = node.engine(id);
     let slot = hands.slot(id);
-    let facts = slot.facts();
+    let (facts, seen) = (slot.facts(), slot.seen());
     let caps = e.capabilities;
     let footprint = |tier: &Tier| {
         let measured = e.footprints[*tier as usize];
@@ -116,8 +151,8 @@ fn engine(node: &Node, hands: &Hands, switcher: &Handle, id: EngineId) -> wire::
         model: slot.config.model.clone(),
         devices: e.spec.devices.iter().map(|d| node.device(*d).spec.name.clone()).collect(),
         address: Some(slot.config.base_url()),
-        tier: (e.condition == Condition::Settled || e.tier == Tier::Stopped).then(|| tier_out(e.tier)),
-        condition: condition(node, switcher, id),
+        tier: tier(e.tier, &e.condition),
+        condition: condition(node, board, &seen, id),
         generation: e.generation,
         incarnation: slot
             .process()
@@ -137,14 +172,40 @@ fn engine(node: &Node, hands: &Hands, switcher: &Handle, id: EngineId) -> wire::
             .filter(|tier| e.may_rest_in(**tier))
             .map(footprint)
             .collect(),
-        in_flight: None,
-        canary: if slot.canary().is_some() { wire::Canary::Recorded } else { wire::Canary::None },
-        restarts: u32::try_from(e.crashes.count()).unwrap_or(u32::MAX),
+        in_flight: seen.in_flight,
+        canary: canary(slot.canary().is_some(), &seen),
+        // The first life is a start.
+        restarts: u32::try_from(e.life.saturating_sub(1)).unwrap_or(u32::MAX),
         log_path: slot.log_path().map(|p| p.display().to_string()),
     }
 }
 
-fn condition(node: &Node, switcher: &Handle, id: EngineId) -> wire::Condition {
+/// The last tier that was verified; `None` while it is known to be elsewhere, but not where.
+fn tier(tier: Tier, condition: &Condition) -> Option<words::Tier> {
+    (!matches!(condition, Condition::Adrift(_))).then(|| tier_out(tier))
+}
+
+fn canary(recorded: bool, seen: &Seen) -> wire::Canary {
+    match seen.canary {
+        _ if !recorded => wire::Canary::None,
+        None => wire::Canary::Recorded,
+        Some(compared) if compared.matched => wire::Canary::Matched { at: compared.at },
+        Some(compared) => wire::Canary::Mismatched { at: compared.at },
+    }
+}
+
+fn why_stopped(life: u64, seen: &Seen) -> wire::StoppedWhy {
+    match seen.stopped {
+        _ if life == 0 => wire::StoppedWhy::NotStarted,
+        // An engine without a process that has had one has stopped before this could be asked.
+        None | Some(Stopped::Operator) => wire::StoppedWhy::Operator,
+        Some(Stopped::Handoff) => wire::StoppedWhy::Handoff,
+        Some(Stopped::CannotSleep) => wire::StoppedWhy::CannotSleep,
+        Some(Stopped::Shutdown) => wire::StoppedWhy::Shutdown,
+    }
+}
+
+fn condition(node: &Node, board: &Board, seen: &Seen, id: EngineId) -> wire::Condition {
     let e = node.engine(id);
     let operation = node.operation_on(&e.spec.devices);
     match &e.condition {
@@ -152,19 +213,18 @@ fn condition(node: &Node, switcher: &Handle, id: EngineId) -> wire::Condition {
             for_s: operation.map(|op| clock::now().since(op.accepted).as_secs_f64()),
         },
         Condition::Moving => {
-            let id = operation.and_then(|op| switcher.board().by_number(op.id)).map(|o| o.id);
+            let id = operation.and_then(|op| board.by_number(op.id)).map(|o| o.id);
             wire::Condition::Moving { operation: id.unwrap_or_else(|| "unknown".to_owned()) }
         }
         Condition::Settled if e.tier == Tier::Stopped => {
-            let why = if e.life == 0 { wire::StoppedWhy::NotStarted } else { wire::StoppedWhy::Operator };
-            wire::Condition::Stopped { why }
+            wire::Condition::Stopped { why: why_stopped(e.life, seen) }
         }
         Condition::Settled => wire::Condition::Settled,
         Condition::NoRoom => wire::Condition::Stopped { why: wire::StoppedWhy::NoRoom },
         Condition::Backoff(at) => wire::Condition::Backoff {
             until_at: epoch_of(*at),
             failures: u32::try_from(e.crashes.count()).unwrap_or(u32::MAX),
-            reason: "its process ended".to_owned(),
+            reason: seen.trouble.clone().unwrap_or_else(|| "its process ended".to_owned()),
         },
         Condition::Failed(reason) => wire::Condition::Failed { reason: reason.clone() },
         Condition::Adrift(Drift::Stalled) => {
@@ -184,4 +244,58 @@ fn condition(node: &Node, switcher: &Handle, id: EngineId) -> wire::Condition {
 
 fn epoch_of(at: Moment) -> f64 {
     clock::epoch() + at.since(clock::now()).as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::effects::Compared;
+
+    #[test]
+    fn a_device_whose_processes_are_unknown_is_not_stale() {
+        let degraded = |cause| health(Health::Degraded { cause, since: Moment(0) });
+        let message = "not supported".to_owned();
+        assert_eq!(
+            degraded(Cause::NoProcesses { message: message.clone() }),
+            wire::DeviceHealth::ProcessesUnknown { reason: message.clone() }
+        );
+        for cause in [Cause::Opening, Cause::Slow, Cause::ReadsFail { message }] {
+            assert_eq!(degraded(cause), wire::DeviceHealth::Stale);
+        }
+        assert_eq!(health(Health::Ok), wire::DeviceHealth::Ok);
+        assert_eq!(health(Health::NotWatched), wire::DeviceHealth::None);
+    }
+
+    #[test]
+    fn a_tier_is_told_unless_the_engine_is_adrift() {
+        let told = |condition| tier(Tier::Parked, &condition);
+        assert_eq!(told(Condition::Settled), Some(words::Tier::Parked));
+        assert_eq!(told(Condition::Moving), Some(words::Tier::Parked), "the last one verified");
+        assert_eq!(told(Condition::Adrift(Drift::FoundAwake)), None);
+        assert_eq!(tier(Tier::Stopped, &Condition::NoRoom), Some(words::Tier::Stopped));
+    }
+
+    #[test]
+    fn a_canary_says_how_it_compared_last() {
+        let seen = |matched| Seen { canary: Some(Compared { matched, at: 7.0 }), ..Seen::default() };
+        assert_eq!(canary(true, &Seen::default()), wire::Canary::Recorded);
+        assert_eq!(canary(true, &seen(true)), wire::Canary::Matched { at: 7.0 });
+        assert_eq!(canary(true, &seen(false)), wire::Canary::Mismatched { at: 7.0 });
+        assert_eq!(canary(false, &seen(true)), wire::Canary::None, "that one is gone with its process");
+    }
+
+    #[test]
+    fn why_an_engine_has_no_process() {
+        let seen = |stopped| Seen { stopped: Some(stopped), ..Seen::default() };
+        assert_eq!(why_stopped(0, &seen(Stopped::Operator)), wire::StoppedWhy::NotStarted);
+        let cases = [
+            (Stopped::Operator, wire::StoppedWhy::Operator),
+            (Stopped::Handoff, wire::StoppedWhy::Handoff),
+            (Stopped::CannotSleep, wire::StoppedWhy::CannotSleep),
+            (Stopped::Shutdown, wire::StoppedWhy::Shutdown),
+        ];
+        for (stopped, why) in cases {
+            assert_eq!(why_stopped(1, &seen(stopped)), why);
+        }
+    }
 }

@@ -99,8 +99,13 @@ pub struct DeviceStatus {
 pub enum DeviceHealth {
     /// Readings are fresh.
     Ok,
-    /// Readings are late: the driver is slow.
+    /// Readings are late or fail: nothing can be verified by them until they come again.
     Stale,
+    /// Readings are fresh, but the driver does not tell the processes apart: bytes of single engines are unknown.
+    ProcessesUnknown {
+        /// What the driver said.
+        reason: String,
+    },
     /// It cannot be read.
     Lost {
         /// What the driver or the library said.
@@ -135,7 +140,7 @@ pub struct EngineStatus {
     pub capabilities: Option<Capabilities>,
     /// What it holds at each tier.
     pub footprints: Vec<Footprint>,
-    /// Requests running in it.
+    /// Requests running or waiting in it, as last asked at rest; `null` while it moves or does not tell.
     pub in_flight: Option<u64>,
     /// State of its canary.
     pub canary: Canary,
@@ -204,6 +209,8 @@ pub enum StoppedWhy {
     NoRoom,
     /// A handoff left it so.
     Handoff,
+    /// It should sleep and cannot: it is switched by restart.
+    CannotSleep,
     /// The agent is stopping.
     Shutdown,
 }

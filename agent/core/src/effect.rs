@@ -387,6 +387,32 @@ pub enum Incident {
 }
 
 impl Incident {
+    /// Every kind.
+    pub const ALL: [Incident; 22] = [
+        Incident::Crashed,
+        Incident::StartFailed,
+        Incident::SleepFailed,
+        Incident::SleepIgnored,
+        Incident::SleepIncomplete,
+        Incident::ParkRefused,
+        Incident::WakeFailed,
+        Incident::WakeIgnored,
+        Incident::WakeIncomplete,
+        Incident::CallUnanswered,
+        Incident::ProbeFailed,
+        Incident::CanaryMismatch,
+        Incident::Drifted,
+        Incident::Stalled,
+        Incident::ForeignMemory,
+        Incident::Leftovers,
+        Incident::RehearsalFailed,
+        Incident::GivenUp,
+        Incident::RollbackFailed,
+        Incident::DeviceLost,
+        Incident::DeviceRestored,
+        Incident::NoRoom,
+    ];
+
     /// Stable word for the journal and metrics.
     pub fn code(self) -> &'static str {
         match self {

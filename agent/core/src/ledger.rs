@@ -132,10 +132,12 @@ pub fn release_threshold(node: &Node, device: DeviceId, moved: EngineId, tier: T
     Some(others.saturating_add(left).saturating_add(slack))
 }
 
-/// The least that a device must show once `moved` is awake again: expected − slack. `None` where its awake bytes have
-/// never been measured.
+/// The least that a device must show once `moved` is awake again: expected − slack. Where its awake bytes have never
+/// been measured, nine tenths of the weights and KV cache that are declared; `None` where they are not.
 pub fn residence_threshold(node: &Node, device: DeviceId, moved: EngineId) -> Option<u64> {
-    let own = node.engine(moved).measured(Tier::Awake)?;
+    let e = node.engine(moved);
+    let declared = || Some((e.spec.estimate.weights?.saturating_add(e.spec.estimate.kv_cache?)) / 10 * 9);
+    let own = e.measured(Tier::Awake).or_else(declared)?;
     // Engines whose process has ended count for nothing here: their bytes may be back already.
     let lives = |id: &EngineId| {
         let e = node.engine(*id);

@@ -27,6 +27,8 @@ const PROMPT: &str = "Two sailors share one bunk on a ship and take turns by the
                       never cold and never empty at night";
 /// One request of a load round.
 const REQUEST: Duration = Duration::from_secs(300);
+/// Longest wait for a simulated engine to take a new pace over.
+const PACE: Duration = Duration::from_secs(5);
 
 /// A run under way.
 pub(super) struct Run {
@@ -66,10 +68,15 @@ impl Run {
         self.record(vec![self.started()]).await;
         let mut window: Option<(String, f64)> = None;
         let mut failure: Option<Stop> = None;
+        let mut paced = false;
         for (index, planned) in self.steps.iter().enumerate() {
             if planned.window != window.as_ref().map(|(name, _)| name.clone()) {
                 self.close_window(window.take()).await;
                 window = planned.window.clone().map(|name| (name, clock::epoch()));
+            }
+            if !paced && matches!(planned.step, CycleStep::Handoff { .. }) {
+                self.pace().await;
+                paced = true;
             }
             failure = self.step(index, planned).await.err();
             if failure.is_some() {
@@ -106,6 +113,24 @@ impl Run {
                 }
             };
         });
+    }
+
+    /// Handoffs pass at the speed that the report names, whatever the simulated engines were started with: `demo`
+    /// starts and rehearses them fast where its handoffs are to be looked at in real time.
+    async fn pace(&self) {
+        let Some(simulated) = &self.parts.config.simulated else { return };
+        for slot in self.parts.hands.engines.iter().filter(|slot| slot.config.simulated) {
+            let Some(client) = slot.client() else { continue };
+            if let Err(error) = client.set_simulated_speed(simulated.speed, PACE).await {
+                let (engine, speed) = (&slot.config.name, simulated.speed);
+                tracing::warn!(
+                    engine,
+                    speed,
+                    error = chain(&error),
+                    "it keeps the pace that it was started with"
+                );
+            }
+        }
     }
 
     async fn record(&self, records: Vec<Record>) {

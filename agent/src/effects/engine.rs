@@ -1,8 +1,10 @@
 //! One engine at the edge: its process, its client, its canary; and how it is started, made ready and stopped.
 
+use super::Seen;
 use crate::config;
 use crate::engine::{Canary, Client, Endpoint, Health, Identity};
-use crate::process::{EngineProcess, Launch, LogPolicy, Ownership, Shims, port_belongs_to};
+use crate::events::Incident;
+use crate::process::{EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to};
 use hotbunk_core::capability::Capabilities;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -21,6 +23,7 @@ pub struct EngineSlot {
     /// Hash of what a running engine would have to be restarted for.
     pub fingerprint: String,
     live: Mutex<Live>,
+    seen: Mutex<Seen>,
 }
 
 /// What changes with each incarnation.
@@ -46,7 +49,17 @@ pub struct Facts {
 impl EngineSlot {
     /// An engine without a process.
     pub fn new(config: config::Engine, fingerprint: String) -> Self {
-        EngineSlot { config, fingerprint, live: Mutex::default() }
+        EngineSlot { config, fingerprint, live: Mutex::default(), seen: Mutex::default() }
+    }
+
+    /// What is remembered of it.
+    pub fn seen(&self) -> Seen {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Remembers.
+    pub fn see(&self, with: impl FnOnce(&mut Seen)) {
+        with(&mut self.seen.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     fn live<T>(&self, with: impl FnOnce(&mut Live) -> T) -> T {
@@ -130,6 +143,7 @@ impl EngineSlot {
             l.canary = None;
             l.facts = Facts::default();
         });
+        self.see(Seen::spawned);
         Ok(process)
     }
 
@@ -203,25 +217,52 @@ impl EngineSlot {
         }
     }
 
-    /// Ends its whole tree. Answers how many processes could not be ended.
-    pub async fn stop(&self, grace: Duration) -> u32 {
-        let Some(process) = self.process() else { return 0 };
-        let left = match process.stop(grace).await {
-            Ok(report) => u32::try_from(report.left.len()).unwrap_or(u32::MAX),
+    /// Ends its whole tree.
+    pub async fn stop(&self, grace: Duration) -> Ended {
+        let Some(process) = self.process() else { return Ended::default() };
+        let ended = match process.stop(grace).await {
+            Ok(report) => Ended {
+                left: u32::try_from(report.left.len()).unwrap_or(u32::MAX),
+                incident: unruly(&self.config.name, grace, &report),
+            },
             Err(error) => {
                 tracing::error!(
                     engine = self.config.name,
                     error = chain(&error),
                     "its processes cannot be ended"
                 );
-                u32::try_from(process.pids().len()).unwrap_or(u32::MAX)
+                Ended { left: u32::try_from(process.pids().len()).unwrap_or(u32::MAX), incident: None }
             }
         };
-        if left == 0 {
+        if ended.left == 0 {
             self.live(|l| (l.process, l.client, l.canary) = (None, None, None));
         }
-        left
+        ended
     }
+}
+
+/// How a stop ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Ended {
+    /// Processes that could not be ended.
+    pub left: u32,
+    /// What was wrong with an end that succeeded.
+    pub incident: Option<Incident>,
+}
+
+/// The incident of an engine that was given time to end and had to be killed all the same. One that ended by itself has
+/// been reported as crashed, one that cannot be killed will be reported as left over: one fault, one incident.
+fn unruly(engine: &str, grace: Duration, report: &StopReport) -> Option<Incident> {
+    const SIGKILL: i32 = 9;
+    let exit = report.exit.as_ref()?;
+    if grace.is_zero() || !exit.asked || report.killed == 0 || !report.left.is_empty() {
+        return None;
+    }
+    let engine = engine.to_owned();
+    Some(match exit.signal {
+        Some(SIGKILL) => Incident::StopForced { engine, grace },
+        _ => Incident::OrphansKilled { engine, processes: report.killed },
+    })
 }
 
 enum Asked {
@@ -243,4 +284,35 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::process::{Exit, Leftover};
+
+    fn report(asked: bool, signal: Option<i32>, killed: u32) -> StopReport {
+        let code = if signal.is_none() { Some(0) } else { None };
+        let exit = Exit { asked, code, signal, tail: Vec::new() };
+        StopReport { exit: Some(exit), killed, left: Vec::new(), took: Duration::from_secs(1) }
+    }
+
+    #[test]
+    fn an_end_that_needed_force_is_one_incident() {
+        let grace = Duration::from_secs(10);
+        let of = |grace, report: &StopReport| unruly("A", grace, report).map(|incident| incident.code());
+        assert_eq!(of(grace, &report(true, Some(9), 3)), Some("stop_forced"));
+        assert_eq!(of(grace, &report(true, None, 1)), Some("orphans_killed"));
+        assert_eq!(of(grace, &report(true, Some(15), 0)), None, "a graceful end");
+        assert_eq!(of(Duration::ZERO, &report(true, Some(9), 3)), None, "no time was given");
+        assert_eq!(of(grace, &report(false, Some(9), 2)), None, "it had crashed before");
+        let stuck = Leftover { pid: 7, comm: "VLLM".into(), state: 'D' };
+        let stuck = StopReport { left: vec![stuck], ..report(true, Some(9), 3) };
+        assert_eq!(of(grace, &stuck), None, "the core reports leftovers");
+        assert_eq!(
+            of(grace, &StopReport { exit: None, ..report(true, Some(9), 3) }),
+            None,
+            "its shim was lost"
+        );
+    }
 }

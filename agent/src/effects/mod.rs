@@ -4,18 +4,20 @@
 //! an earlier one that the core has given up (its HTTP call goes on inside vLLM all the same).
 
 mod engine;
+mod seen;
 mod work;
 
-pub use engine::{EngineSlot, Facts, chain};
+pub use engine::{Ended, EngineSlot, Facts, chain};
+pub use seen::{Compared, Seen, Stopped};
 pub use work::{Called, WorkLog};
 
 use crate::clock;
 use crate::device::{AwaitOutcome, Sampler, Threshold};
 use crate::engine::{self as vllm, Depth, Drain, ProbeEnd, ProbeKind as Ask, ProbeResult};
-use crate::events::{Context, Recorder};
+use crate::events::{Context, Incident, Recorder};
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
-use crate::process::{ProcessEvent, Shims};
+use crate::process::{LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
 use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
@@ -90,7 +92,13 @@ impl Hands {
         let client = slot.client();
         let result = match (action, client) {
             (Action::Spawn { engine, life }, _) => self.spawn(*engine, *life, purpose).await,
-            (Action::Stop { grace, .. }, _) => StepResult::Stopped { left: slot.stop(*grace).await },
+            (Action::Stop { grace, .. }, _) => {
+                let ended = slot.stop(*grace).await;
+                if let Some(incident) = ended.incident {
+                    drop(self.recorder.record_one(&purpose.context, incident).await);
+                }
+                StepResult::Stopped { left: ended.left }
+            }
             (Action::AwaitUsed { bounds, deadline, .. }, _) => self.await_used(bounds, *deadline).await,
             (Action::Measure { engine, .. }, _) => return self.measure(*engine).await,
             (Action::Ready { deadline, .. }, _) => match slot.ready(*deadline).await {
@@ -130,7 +138,11 @@ impl Hands {
             let progress = progress.unwrap_or_default();
             let in_flight =
                 progress.running.zip(progress.waiting).map(|(running, waiting)| running + waiting);
-            hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
+            // An answer that comes after the end of the process is of nobody.
+            if slot.client().is_some() {
+                hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
+                slot.see(|seen| seen.in_flight = in_flight);
+            }
             let survey = Survey { sleeping, running: progress.running, tokens: progress.heartbeat() };
             let _ = hands.inputs.send(Input::Event(Event::Surveyed { engine, generation, survey }));
         });
@@ -163,13 +175,22 @@ impl Hands {
             Record::Spawned { engine: slot.config.name.clone(), incarnation: process.incarnation() };
         self.tell(&purpose.context, vec![configured, spawned]).await;
         let mut events = process.events();
-        let inputs = self.inputs.clone();
+        let (inputs, recorder) = (self.inputs.clone(), self.recorder.clone());
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
                 let reason = match event {
                     ProcessEvent::Exited { reason, .. } => reason,
                     ProcessEvent::ShimLost => "its shim was killed".to_owned(),
                     ProcessEvent::Swept(_) => continue,
+                    ProcessEvent::LogLost(loss) => {
+                        let (engine, lost_bytes) = (slot.config.name.clone(), loss.bytes);
+                        let incident = match loss.cause {
+                            LossCause::Flood => Incident::LogFlooded { engine, lost_bytes },
+                            LossCause::Unwritable => Incident::LogUnwritable { engine, lost_bytes },
+                        };
+                        drop(recorder.record_one(&Context::none(), incident).await);
+                        continue;
+                    }
                 };
                 let _ = inputs.send(Input::Event(Event::Exited { engine, life, reason }));
             }
@@ -267,7 +288,16 @@ impl Hands {
             (Some(recorded), ProbeKind::LongCanary) => Ask::Canary { recorded, depth: Depth::All },
             (None, _) | (_, ProbeKind::FirstToken) => Ask::FirstToken,
         };
+        let compares = matches!(ask, Ask::Canary { .. });
         let result = client.probe(ask, deadline).await;
+        let matched = match &result.end {
+            ProbeEnd::Matched => Some(true),
+            ProbeEnd::Mismatched(_) => Some(false),
+            ProbeEnd::Answered | ProbeEnd::Unknown | ProbeEnd::Failed(_) => None,
+        };
+        if let Some(matched) = matched.filter(|_| compares) {
+            slot.see(|seen| seen.canary = Some(Compared { matched, at: clock::epoch() }));
+        }
         let step = match (&result.end, result.first_token) {
             (ProbeEnd::Answered | ProbeEnd::Matched, Some(at)) => StepResult::Token { at },
             (ProbeEnd::Answered | ProbeEnd::Matched, None) => {

@@ -7,6 +7,7 @@
 //!    ├── detect     which release, which routes, how many workers → Capabilities
 //!    ├── metrics    /metrics, /load → who is running, does it make progress, what its own clock says
 //!    ├── drain      waiting until nothing runs
+//!    ├── simulated  the pace of a simulated engine
 //!    └── probe      a token proves that it answers; canary: and that it is still the same model
 //! ```
 //!
@@ -29,6 +30,7 @@ mod drain;
 mod http;
 mod metrics;
 mod probe;
+mod simulated;
 mod state;
 
 #[cfg(test)]

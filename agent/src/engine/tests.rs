@@ -111,6 +111,17 @@ async fn worker_calls_carry_a_json_body() {
 }
 
 #[tokio::test]
+async fn the_pace_of_a_simulated_engine_is_set_and_a_real_one_refuses() {
+    let fake = Fake::start().await;
+    let client = fake.client();
+    let refused = client.set_simulated_speed(1.0, LONG).await;
+    assert!(matches!(refused, Err(Error::Refused { status: 404, .. })), "{refused:?}");
+    fake.says("POST /sim/speed", 200, r#"{"speed":2.5}"#);
+    assert_eq!(client.set_simulated_speed(2.5, LONG).await, Ok(()));
+    assert_eq!(fake.last_body(), r#"{"speed":2.5}"#);
+}
+
+#[tokio::test]
 async fn is_sleeping_says_or_does_not() {
     let fake = Fake::start().await;
     let route = "GET /is_sleeping";

@@ -1,5 +1,5 @@
 //! One event, three traces that cannot disagree: a row in the journal, a change of the metrics, a line in the log; and
-//! the same to whoever listens to the event stream.
+//! of an incident the same to whoever follows the control API's event stream.
 //!
 //! An event *is* a journal record (an [`Incident`] becomes one), and metrics, log line and stream are all computed from
 //! that very record, by [`Recorder::record`]:
@@ -9,7 +9,7 @@
 //!                 │
 //!                 ├──► metrics        (observe.rs)
 //!                 ├──► log line       (text.rs)
-//!                 └──► event stream   (Published: the JSON that `GET /events` sends)
+//!                 └──► event stream   (incidents; what else it carries are resources, published by their owners)
 //! ```
 //!
 //! Where the journal fails, the other three still happen, the failure is said once, and the caller gets the error: a
@@ -22,24 +22,20 @@ mod text;
 #[cfg(test)]
 mod tests;
 
-pub use incident::Incident;
+pub use incident::{Incident, codes};
 pub use text::{Sentence, level};
 
 use crate::clock;
-use crate::journal::record::{Entry, HostSample, Record, Sample};
+use crate::control::EventLog;
+use crate::journal::record::{HostSample, Record, Sample};
 use crate::journal::{self, Error, Journal, NewRecord, Row};
 use crate::metrics::Metrics;
+use hotbunk_api::event::Happening;
 use hotbunk_core::ids::OperationId;
-use hotbunk_core::time::Moment;
 use observe::Tracker;
-use serde::Serialize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::broadcast;
 use tracing::Level;
-
-/// Events that a slow listener may be behind before it loses some (it learns how many).
-const STREAM: usize = 1024;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq)]
@@ -99,71 +95,6 @@ impl Context {
     }
 }
 
-/// An event as the stream sends it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Published {
-    /// Its position in the journal, the stream's event id; `None` where the journal failed.
-    pub seq: Option<u64>,
-    /// [`Record::kind`], the stream's event name.
-    pub kind: &'static str,
-    /// `{"seq", "at", "wall", "run", "operation", "kind", "engine", "level", "message", "record"}`: `at` in monotonic
-    /// nanoseconds, `wall` in epoch seconds, `level` and `message` as in the log, `record` as in the journal.
-    pub json: String,
-}
-
-/// The head of an event's JSON; the record follows as the journal has it.
-#[derive(Serialize)]
-struct Head<'a> {
-    seq: Option<u64>,
-    at: Moment,
-    wall: f64,
-    run: Option<&'a str>,
-    operation: Option<OperationId>,
-    kind: &'static str,
-    engine: Option<&'a str>,
-    level: &'static str,
-    message: String,
-}
-
-fn level_word(level: Level) -> &'static str {
-    match level {
-        Level::ERROR => "error",
-        Level::WARN => "warn",
-        Level::INFO => "info",
-        _ => "debug",
-    }
-}
-
-impl Published {
-    fn new(seq: Option<u64>, new: &NewRecord, body: &str) -> Option<Published> {
-        let kind = new.record.kind();
-        let head = Head {
-            seq,
-            at: new.at,
-            wall: new.wall,
-            run: new.run.as_deref(),
-            operation: new.operation,
-            kind,
-            engine: new.record.engine(),
-            level: level_word(level(&new.record)),
-            message: Sentence(&new.record).to_string(),
-        };
-        let mut json = serde_json::to_string(&head).ok()?;
-        json.pop();
-        json.push_str(",\"record\":");
-        json.push_str(body);
-        json.push('}');
-        Some(Published { seq, kind, json })
-    }
-
-    /// The same from the journal, for a listener that comes late or back. `None` where it cannot be encoded.
-    pub fn from_entry(entry: &Entry) -> Option<Published> {
-        let body = serde_json::to_string(&entry.record).ok()?;
-        let Entry { at, wall, run, operation, record, seq } = entry.clone();
-        Published::new(Some(seq), &NewRecord { at, wall, run, operation, record }, &body)
-    }
-}
-
 /// Records events. Clones are the same recorder.
 #[derive(Clone)]
 pub struct Recorder {
@@ -173,11 +104,10 @@ pub struct Recorder {
 struct Shared {
     journal: Journal,
     metrics: Metrics,
-    stream: broadcast::Sender<Arc<Published>>,
+    events: Arc<EventLog>,
     tracker: Mutex<Tracker>,
     journal_fails: AtomicBool,
-    /// Held from the commit to the last listener, so that the stream has the journal's order and a listener may go on
-    /// from the last `seq` it has seen.
+    /// Held from the commit to the last listener, so that log and stream have the journal's order.
     order: tokio::sync::Mutex<()>,
 }
 
@@ -188,13 +118,12 @@ impl std::fmt::Debug for Recorder {
 }
 
 impl Recorder {
-    /// A recorder to these two.
-    pub fn new(journal: Journal, metrics: Metrics) -> Self {
-        let stream = broadcast::Sender::new(STREAM);
+    /// A recorder to these.
+    pub fn new(journal: Journal, metrics: Metrics, events: Arc<EventLog>) -> Self {
         let shared = Shared {
             journal,
             metrics,
-            stream,
+            events,
             tracker: Mutex::new(Tracker::default()),
             journal_fails: AtomicBool::new(false),
             order: tokio::sync::Mutex::new(()),
@@ -227,8 +156,7 @@ impl Recorder {
         let answer = self.shared.journal.commit_rows(Arc::clone(&rows)).await;
         self.shared.metrics.journal_commit(clock::now().since(at));
         self.say_journal(&answer);
-        let first = answer.as_ref().ok().map(|last| last + 1 - rows.len() as u64);
-        self.tell(&rows, first);
+        self.tell(&rows);
         answer
     }
 
@@ -250,17 +178,13 @@ impl Recorder {
 
     /// Hands host samples to the journal and the metrics.
     pub fn host_samples(&self, samples: Vec<HostSample>) {
+        let tracker = self.tracker();
         for sample in &samples {
-            self.shared.metrics.engine_host_bytes(&sample.engine, sample.rss);
+            tracker.host_sample(sample, &self.shared.metrics);
         }
+        drop(tracker);
         self.shared.journal.host_samples(samples);
         self.count_dropped();
-    }
-
-    /// Everything recorded from now on. A listener that is too slow learns how much it has lost, and reads it from the
-    /// journal by `seq`.
-    pub fn subscribe(&self) -> broadcast::Receiver<Arc<Published>> {
-        self.shared.stream.subscribe()
     }
 
     /// The journal.
@@ -273,6 +197,11 @@ impl Recorder {
         &self.shared.metrics
     }
 
+    /// What the control API's event stream sends.
+    pub fn events(&self) -> &Arc<EventLog> {
+        &self.shared.events
+    }
+
     fn tracker(&self) -> MutexGuard<'_, Tracker> {
         self.shared.tracker.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -281,17 +210,20 @@ impl Recorder {
         self.shared.metrics.journal_dropped_samples(self.shared.journal.stats().dropped_samples);
     }
 
-    /// Metrics, log and stream of rows; `first` is the position of the first, where they have one.
-    fn tell(&self, rows: &[Row], first: Option<u64>) {
+    /// Metrics, log and stream of rows.
+    fn tell(&self, rows: &[Row]) {
         let mut tracker = self.tracker();
-        for (row, index) in rows.iter().zip(0u64..) {
+        for row in rows {
             tracker.observe(&row.new, &self.shared.metrics);
             log(&row.new);
-            if self.shared.stream.receiver_count() > 0
-                && let Some(published) = Published::new(first.map(|first| first + index), &row.new, &row.body)
-            {
-                // The last listener may have gone in between.
-                let _ = self.shared.stream.send(Arc::new(published));
+            if let Record::Incident { code, engine, device, message } = &row.new.record {
+                let what = Happening::Incident {
+                    code: code.clone(),
+                    engine: engine.clone(),
+                    device: device.clone(),
+                    message: message.clone(),
+                };
+                self.shared.events.publish(row.new.wall, what);
             }
         }
     }
@@ -303,7 +235,7 @@ impl Recorder {
             Err(error) if !failed_before => {
                 let incident = Incident::JournalFailed { reason: error.to_string() };
                 if let Ok(row) = Row::encode(NewRecord::new(None, None, Record::from(&incident))) {
-                    self.tell(&[row], None);
+                    self.tell(&[row]);
                 }
             }
             Ok(_) if failed_before => tracing::info!("the journal can be written again"),

@@ -3,9 +3,9 @@
 //! A record of a step names neither the direction nor the strategy of its operation, and a sample not the tier of an
 //! engine, so a [`Tracker`] remembers what the records before it have said.
 
-use super::Incident;
+use super::incident;
 use crate::journal::NewRecord;
-use crate::journal::record::{OperationKind, Outcome, Phase, Record, Sample};
+use crate::journal::record::{HostSample, OperationKind, Outcome, Phase, Record, Sample};
 use crate::metrics::{HandoffLabels, Metrics};
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
@@ -26,7 +26,10 @@ pub(super) struct Tracker {
 
 #[derive(Debug, Default)]
 struct Engine {
-    tier: Option<Tier>,
+    /// Where it rests, verified, and since when; `None` while it moves or is adrift: its bytes then are of no tier.
+    rests_in: Option<(Tier, Moment)>,
+    /// Whether it has (or may have) a process.
+    process: bool,
     fingerprint: Option<String>,
 }
 
@@ -60,6 +63,7 @@ impl Tracker {
         match &new.record {
             Record::Configured { engine, fingerprint } => self.configured(engine, fingerprint, metrics),
             Record::Spawned { engine, .. } => {
+                self.engine(engine).process = true;
                 if self.spawned.insert(engine.clone()) {
                     metrics.engine(engine);
                 } else {
@@ -68,19 +72,20 @@ impl Tracker {
             }
             Record::Ready { engine, .. } => metrics.up(engine, true),
             Record::Transition { engine, to, generation, .. } => {
-                self.transition(engine, to, *generation, metrics);
+                self.transition(engine, to, new.at, metrics);
+                metrics.generation(engine, *generation);
             }
             Record::Footprint { engine, tier, device_bytes, host_bytes, .. } => {
                 metrics.engine_device_bytes(engine, *tier, *device_bytes);
                 if matches!(tier, Tier::Level1 | Tier::Level2) {
                     metrics.engine_residual_bytes(engine, *device_bytes);
                 }
-                if host_bytes.is_some() {
+                if host_bytes.is_some() && self.engine(engine).process {
                     metrics.engine_host_bytes(engine, *host_bytes);
                 }
             }
             Record::Incident { code, engine, .. } => {
-                let known = Incident::CODES.into_iter().find(|known| known == code);
+                let known = incident::codes().find(|known| known == code);
                 metrics.incident(known.unwrap_or("other"), engine.as_deref());
                 if let Some(engine) = engine {
                     match code.as_str() {
@@ -98,9 +103,12 @@ impl Tracker {
         }
     }
 
+    fn engine(&mut self, engine: &str) -> &mut Engine {
+        self.engines.entry(engine.to_owned()).or_default()
+    }
+
     fn configured(&mut self, engine: &str, fingerprint: &str, metrics: &Metrics) {
-        let known = self.engines.entry(engine.to_owned()).or_default();
-        let before = known.fingerprint.replace(fingerprint.to_owned());
+        let before = self.engine(engine).fingerprint.replace(fingerprint.to_owned());
         if before.is_some_and(|before| before != fingerprint) {
             // What was measured with other settings says nothing about these.
             for tier in Tier::ALL {
@@ -110,18 +118,32 @@ impl Tracker {
         }
     }
 
-    fn transition(&mut self, engine: &str, to: &str, generation: u64, metrics: &Metrics) {
-        let tier = to.parse::<Tier>().ok();
-        self.engines.entry(engine.to_owned()).or_default().tier = tier;
-        metrics.tier(engine, tier);
-        metrics.generation(engine, generation);
-        let has_process = tier.is_some_and(Tier::has_process);
-        if has_process || to != "unknown" {
-            metrics.up(engine, has_process);
-        }
-        if tier == Some(Tier::Stopped) {
-            metrics.engine_host_bytes(engine, None);
-            metrics.in_flight(engine, None);
+    /// `to` is a tier's word or a condition's: `moving`, `adrift`, `backoff`, `no_room`, `failed`.
+    fn transition(&mut self, engine: &str, to: &str, at: Moment, metrics: &Metrics) {
+        let rests_in = match to {
+            "backoff" | "no_room" | "failed" => Some(Tier::Stopped),
+            tier => tier.parse::<Tier>().ok(),
+        };
+        let known = self.engine(engine);
+        known.rests_in = rests_in.map(|tier| (tier, at));
+        match rests_in {
+            // Its process, where it has one, stays what it was: up once it was ready, and until it ends.
+            None => {
+                metrics.in_flight(engine, None);
+                // While it moves, the tier that it was last verified in stands.
+                if to != "moving" {
+                    metrics.tier(engine, None);
+                }
+            }
+            Some(tier) => {
+                known.process = tier.has_process();
+                metrics.up(engine, tier.has_process());
+                metrics.tier(engine, Some(tier));
+                if !tier.has_process() {
+                    metrics.engine_host_bytes(engine, None);
+                    metrics.in_flight(engine, None);
+                }
+            }
         }
     }
 
@@ -192,11 +214,22 @@ impl Tracker {
     pub(super) fn sample(&self, sample: &Sample, metrics: &Metrics) {
         metrics.device_used(&sample.device, sample.at, sample.used);
         for (engine, bytes) in &sample.engines {
-            let tier = self.engines.get(engine).and_then(|engine| engine.tier);
-            // A footprint that was measured is not taken back because the driver cannot tell processes apart.
-            if let (Some(tier), Some(_)) = (tier, bytes) {
+            let rests_in = self.engines.get(engine).and_then(|engine| engine.rests_in);
+            // Rows come in batches: one that was read before the engine came to rest is of another tier. And a footprint
+            // that was measured is not taken back because the driver cannot tell processes apart.
+            if let (Some((tier, since)), Some(_)) = (rests_in, bytes)
+                && tier.has_process()
+                && sample.at >= since
+            {
                 metrics.engine_device_bytes(engine, tier, *bytes);
             }
+        }
+    }
+
+    /// Updates `metrics` by a sample of an engine's tree. One that was under way when the process ended says nothing.
+    pub(super) fn host_sample(&self, sample: &HostSample, metrics: &Metrics) {
+        if self.engines.get(&sample.engine).is_some_and(|engine| engine.process) {
+            metrics.engine_host_bytes(&sample.engine, sample.rss);
         }
     }
 }

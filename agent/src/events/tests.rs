@@ -4,8 +4,11 @@ use super::*;
 use crate::journal::examples::one_of_each;
 use crate::journal::record::{Bytes, EngineWork, OperationKind, Outcome, Phase};
 use crate::journal::{Options, Query};
+use futures_util::{FutureExt as _, StreamExt as _};
+use hotbunk_core::effect::Incident as Core;
 use hotbunk_core::ids::Incarnation;
 use hotbunk_core::tier::Tier;
+use hotbunk_core::time::Moment;
 use std::path::Path;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -13,7 +16,7 @@ use tempfile::TempDir;
 fn recorder(dir: &Path) -> Recorder {
     let options = Options { rest_after: Duration::from_secs(3600), ..Options::default() };
     let (journal, _) = Journal::open_with(dir.join("journal.db"), options).expect("opens");
-    Recorder::new(journal, Metrics::new())
+    Recorder::new(journal, Metrics::new(), Arc::new(EventLog::new(256)))
 }
 
 fn place() -> (TempDir, Recorder) {
@@ -68,61 +71,42 @@ fn has(recorder: &Recorder, line: &str) -> bool {
     page(recorder).lines().any(|each| each == line)
 }
 
-fn crashed() -> Incident {
-    Incident::Crashed {
-        engine: "A".into(),
-        pid: 17,
-        how: "killed by signal 9".into(),
-        last_line: Some("CUDA error".into()),
+/// What a follower of the control API's stream has been sent so far.
+fn streamed(recorder: &Recorder) -> Vec<Happening> {
+    let mut stream = std::pin::pin!(recorder.events().subscribe(Some(0)).into_stream());
+    let mut all = Vec::new();
+    while let Some(Some(event)) = stream.next().now_or_never() {
+        all.push(event.what.clone());
+    }
+    all
+}
+
+fn code_of(what: &Happening) -> String {
+    match what {
+        Happening::Incident { code, .. } => code.clone(),
+        other => panic!("{other:?}"),
     }
 }
 
-/// One of each.
+/// As the switcher records it.
+fn crashed() -> Record {
+    Record::Incident {
+        code: Core::Crashed.code().to_owned(),
+        engine: Some("A".into()),
+        device: None,
+        message: "A: killed by SIGKILL; its output ends: CUDA error".into(),
+    }
+}
+
+/// One of each of the shell's.
 fn incidents() -> Vec<Incident> {
     let engine = || "A".to_owned();
-    let device = || "gpu0".to_owned();
-    let gib = 1 << 30;
-    let second = Duration::from_secs(1);
     vec![
-        crashed(),
-        Incident::StartFailed { engine: engine(), reason: "exit status 1".into(), last_line: None },
-        Incident::Failed { engine: engine(), restarts: 5, within: Duration::from_secs(600) },
-        Incident::RehearsalFailed { engine: engine(), reason: "the sleep freed half".into() },
-        Incident::ProbeFailed { engine: engine(), reason: "no token within 5 s".into() },
-        Incident::CanaryMismatch {
-            engine: engine(),
-            tier: Tier::Level2,
-            detail: "expected [1, 2], got [1, 3]".into(),
-        },
-        Incident::Drifted { engine: engine(), expected: "awake".into(), found: "asleep".into() },
-        Incident::Stalled { engine: engine(), in_flight: 3, silent_for: second * 30 },
-        Incident::CallUnanswered { engine: engine(), call: "POST /sleep".into(), waited: second * 60 },
-        Incident::SleepFailed { engine: engine(), tier: Tier::Level1, message: "500".into() },
-        Incident::SleepIgnored { engine: engine(), tier: Tier::Level1 },
-        Incident::SleepIncomplete {
-            engine: engine(),
-            tier: Tier::Level1,
-            held_bytes: 16 * gib,
-            allowed_bytes: gib,
-        },
-        Incident::WakeFailed { engine: engine(), message: "500".into() },
-        Incident::WakeOom { engine: engine(), message: "CUDA out of memory".into() },
-        Incident::ResidualGrown {
-            engine: engine(),
-            tier: Tier::Level1,
-            before_bytes: 597 << 20,
-            now_bytes: gib,
-        },
-        Incident::NoRoom { engine: engine(), device: device(), needed_bytes: 32 * gib, free_bytes: 20 * gib },
-        Incident::NoHostMemory { engine: engine(), needed_bytes: 51 * gib, available_bytes: 20 * gib },
-        Incident::ForeignMemory { device: device(), bytes: 2 * gib, pids: vec![77, 78] },
-        Incident::NoEvidence { device: device(), reason: "GPU is lost".into() },
-        Incident::DeviceRestored { device: device(), lost_for: second * 90 },
         Incident::PredecessorStopped { engine: engine(), pid: 12 },
-        Incident::OrphansKilled { engine: engine(), pids: vec![18] },
-        Incident::StopForced { engine: engine(), grace: second * 10 },
-        Incident::WrongIdentity { engine: engine(), detail: "port 8001 belongs to pid 5".into() },
+        Incident::OrphansKilled { engine: engine(), processes: 2 },
+        Incident::StopForced { engine: engine(), grace: Duration::from_secs(10) },
         Incident::LogFlooded { engine: engine(), lost_bytes: 5000 },
+        Incident::LogUnwritable { engine: engine(), lost_bytes: 5000 },
         Incident::CycleSkipped { plan: "nightly".into(), reason: "A is serving".into() },
         Incident::JournalSetAside { aside: "journal.db.damaged-x".into(), reason: "malformed".into() },
         Incident::JournalFailed { reason: "disk full".into() },
@@ -132,26 +116,39 @@ fn incidents() -> Vec<Incident> {
 #[test]
 fn every_incident_has_its_code_and_names_whom_it_concerns() {
     let incidents = incidents();
-    let codes: Vec<_> = incidents.iter().map(Incident::code).collect();
-    assert_eq!(codes, Incident::CODES, "one example each, in the order of the list");
+    let own: Vec<_> = incidents.iter().map(Incident::code).collect();
+    assert_eq!(own, Incident::CODES, "one example each, in the order of the list");
     for incident in &incidents {
         let (code, sentence) = (incident.code(), incident.to_string());
-        assert!(code.chars().all(|c| c.is_ascii_lowercase() || c == '_'), "{code}");
-        for concerned in incident.engine().into_iter().chain(incident.device()) {
-            assert!(sentence.contains(concerned), "{code}: {sentence}");
-        }
+        assert!(incident.engine().is_none_or(|engine| sentence.contains(engine)), "{code}: {sentence}");
         let record = Record::from(incident);
         assert_eq!((record.kind(), record.engine()), ("incident", incident.engine()));
     }
 }
 
 #[test]
+fn the_codes_of_core_and_shell_are_a_list_without_a_word_twice() {
+    let all: Vec<_> = codes().collect();
+    assert_eq!(all.len(), Core::ALL.len() + Incident::CODES.len());
+    let distinct: std::collections::BTreeSet<_> = all.iter().collect();
+    assert_eq!(distinct.len(), all.len(), "the same fault in both lists: {all:?}");
+    assert!(all.iter().all(|code| code.chars().all(|c| c.is_ascii_lowercase() || c == '_')), "{all:?}");
+}
+
+#[test]
 fn sentences() {
     let facts = one_of_each().into_iter().filter(|record| record.kind() != "incident");
-    let incidents = incidents();
-    let records = facts.chain(incidents.iter().map(Record::from));
-    let text: String =
-        records.map(|record| format!("{:<5} {}\n", level_word(level(&record)), Sentence(&record))).collect();
+    let core = Core::ALL.into_iter().map(|incident| Record::Incident {
+        code: incident.code().to_owned(),
+        engine: None,
+        device: None,
+        message: format!("({})", incident.code()),
+    });
+    let shell = incidents();
+    let records = facts.chain(core).chain(shell.iter().map(Record::from));
+    let text: String = records
+        .map(|record| format!("{:<5} {}\n", level(&record).as_str().to_lowercase(), Sentence(&record)))
+        .collect();
     insta::assert_snapshot!("sentences", text);
 }
 
@@ -159,7 +156,6 @@ fn sentences() {
 async fn row_metric_line_and_stream_say_the_same() {
     let (_dir, recorder) = place();
     let log = Log::begin();
-    let mut stream = recorder.subscribe();
     let context = Context::operation(OperationId(7)).in_run("cycle-1");
     let ready = Record::Ready { engine: "A".into(), version: "0.31.0".into(), context_tokens: None };
     let last =
@@ -169,7 +165,7 @@ async fn row_metric_line_and_stream_say_the_same() {
     let page_of_journal =
         recorder.journal().read(|reader| reader.entries(&Query::all())).await.expect("reads");
     let entries = page_of_journal.entries;
-    assert_eq!((&entries[0].record, &entries[1].record), (&ready, &Record::from(&crashed())));
+    assert_eq!((&entries[0].record, &entries[1].record), (&ready, &crashed()));
     assert!(entries.iter().all(|entry| entry.run.as_deref() == Some("cycle-1")));
 
     assert!(has(&recorder, "hotbunk_incidents_total{code=\"crashed\",engine=\"A\"} 1"));
@@ -181,20 +177,12 @@ async fn row_metric_line_and_stream_say_the_same() {
     assert!(lines[0].starts_with("INFO engine A is ready"), "{}", lines[0]);
     let told = format!(
         "ERROR {} kind=\"incident\" engine=\"A\" operation=7 run=\"cycle-1\" code=\"crashed\"",
-        crashed()
+        Sentence(&crashed())
     );
     assert_eq!(lines[1], told);
 
-    for entry in &entries {
-        let published = stream.try_recv().expect("published");
-        assert_eq!(published.seq, Some(entry.seq));
-        let json: serde_json::Value = serde_json::from_str(&published.json).expect("is JSON");
-        assert_eq!(json["record"], serde_json::to_value(&entry.record).expect("encodes"));
-        assert_eq!(json["kind"], entry.record.kind());
-        assert_eq!(json["message"], Sentence(&entry.record).to_string());
-        // A listener that reads it from the journal instead sees the same.
-        assert_eq!(Published::from_entry(entry).as_ref(), Some(published.as_ref()));
-    }
+    let Record::Incident { code, engine, device, message } = crashed() else { panic!("an incident") };
+    assert_eq!(streamed(&recorder), [Happening::Incident { code, engine, device, message }]);
 }
 
 #[tokio::test]
@@ -202,7 +190,6 @@ async fn without_the_journal_the_rest_still_happens_and_the_failure_is_said_once
     let (_dir, recorder) = place();
     recorder.journal().clone().close().await;
     let log = Log::begin();
-    let mut stream = recorder.subscribe();
     for _ in 0..3 {
         let answer = recorder.record_one(&Context::none(), crashed()).await;
         assert!(matches!(answer, Err(Error::Closed { .. })));
@@ -212,33 +199,40 @@ async fn without_the_journal_the_rest_still_happens_and_the_failure_is_said_once
     let lines = log.lines();
     assert_eq!(lines.iter().filter(|line| line.contains("crashed")).count(), 3);
     assert_eq!(lines.iter().filter(|line| line.contains("journal_failed")).count(), 1);
-    let first = stream.try_recv().expect("published");
-    assert_eq!((first.seq, first.kind), (None, "incident"));
+    let words: Vec<_> = streamed(&recorder).iter().map(code_of).collect();
+    assert_eq!(words, ["journal_failed", "crashed", "crashed", "crashed"]);
 }
 
 #[tokio::test]
 async fn the_stream_has_the_order_of_the_journal() {
     let (_dir, recorder) = place();
-    let mut stream = recorder.subscribe();
     let tasks: Vec<_> = (0..50u32)
         .map(|index| {
             let recorder = recorder.clone();
-            tokio::spawn(async move {
-                recorder
-                    .record_one(&Context::none(), Record::CycleStepBegan { index })
-                    .await
-                    .expect("records")
-            })
+            let skipped = Incident::CycleSkipped { plan: index.to_string(), reason: "busy".into() };
+            tokio::spawn(
+                async move { recorder.record_one(&Context::none(), skipped).await.expect("records") },
+            )
         })
         .collect();
     for task in tasks {
         task.await.expect("ends");
     }
-    let mut seqs = Vec::new();
-    while let Ok(published) = stream.try_recv() {
-        seqs.extend(published.seq);
-    }
-    assert_eq!(seqs, (1..=50).collect::<Vec<_>>());
+    let page = recorder.journal().read(|reader| reader.entries(&Query::all())).await.expect("reads");
+    let message = |record: Record| match record {
+        Record::Incident { message, .. } => message,
+        other => panic!("{other:?}"),
+    };
+    let journal: Vec<_> = page.entries.into_iter().map(|entry| message(entry.record)).collect();
+    let stream: Vec<_> = streamed(&recorder)
+        .into_iter()
+        .map(|what| match what {
+            Happening::Incident { message, .. } => message,
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    assert_eq!(stream.len(), 50);
+    assert_eq!(stream, journal);
 }
 
 fn at(milliseconds: u64) -> Moment {
@@ -336,27 +330,108 @@ fn transition(to: &str, generation: u64) -> Record {
     }
 }
 
-#[tokio::test]
-async fn tiers_restarts_and_generations() {
-    let (_dir, recorder) = place();
-    let spawned = || Record::Spawned {
+fn spawned() -> Record {
+    Record::Spawned {
         engine: "A".into(),
         incarnation: Incarnation { pid: 1, start_ticks: 1, boot_id: "b".into() },
-    };
-    let none = Context::none();
-    recorder.record(&none, vec![spawned().into(), transition("awake", 1).into()]).await.expect("records");
-    assert!(has(&recorder, "hotbunk_engine_restarts_total{engine=\"A\"} 0"));
-    assert!(has(&recorder, "hotbunk_engine_tier{engine=\"A\",tier=\"awake\"} 1"));
-    assert!(has(&recorder, "hotbunk_up{engine=\"A\"} 1"));
-    recorder.record_one(&none, transition("level1", 1)).await.expect("records");
-    assert!(has(&recorder, "hotbunk_engine_tier{engine=\"A\",tier=\"awake\"} 0"));
-    assert!(has(&recorder, "hotbunk_engine_tier{engine=\"A\",tier=\"level1\"} 1"));
-    recorder.record(&none, vec![transition("backoff", 1).into(), spawned().into()]).await.expect("records");
-    assert!(has(&recorder, "hotbunk_engine_tier{engine=\"A\",tier=\"level1\"} 0"));
-    assert!(has(&recorder, "hotbunk_up{engine=\"A\"} 0"));
+    }
+}
+
+fn ready() -> Record {
+    Record::Ready { engine: "A".into(), version: "0.31.0".into(), context_tokens: None }
+}
+
+/// Up, and the tiers whose gauge is 1.
+fn where_it_is(recorder: &Recorder) -> (bool, Vec<&'static str>) {
+    let words = Tier::ALL.into_iter().map(Tier::as_str);
+    let shown =
+        |tier: &&str| has(recorder, &format!("hotbunk_engine_tier{{engine=\"A\",tier=\"{tier}\"}} 1"));
+    (has(recorder, "hotbunk_up{engine=\"A\"} 1"), words.filter(shown).collect())
+}
+
+#[tokio::test]
+async fn up_and_tier_follow_the_words_of_the_core() {
+    let (_dir, recorder) = place();
+    recorder.metrics().engine("A");
+    assert_eq!(where_it_is(&recorder), (false, vec!["stopped"]), "from the beginning");
+    let cases = [
+        (transition("moving", 0), (false, vec!["stopped"])),
+        (spawned(), (false, vec!["stopped"])),
+        (ready(), (true, vec!["stopped"])),
+        (transition("awake", 1), (true, vec!["awake"])),
+        (transition("moving", 1), (true, vec!["awake"])),
+        (transition("parked", 1), (true, vec!["parked"])),
+        (transition("adrift", 1), (true, vec![])),
+        (transition("moving", 1), (true, vec![])),
+        (transition("awake", 2), (true, vec!["awake"])),
+        (crashed(), (false, vec!["awake"])),
+        (transition("moving", 2), (false, vec!["awake"])),
+        (transition("backoff", 2), (false, vec!["stopped"])),
+        (transition("moving", 2), (false, vec!["stopped"])),
+        (spawned(), (false, vec!["stopped"])),
+        (ready(), (true, vec!["stopped"])),
+        (transition("awake", 3), (true, vec!["awake"])),
+        (transition("moving", 3), (true, vec!["awake"])),
+        (transition("stopped", 3), (false, vec!["stopped"])),
+        (transition("no_room", 3), (false, vec!["stopped"])),
+        (transition("failed", 3), (false, vec!["stopped"])),
+    ];
+    for (index, (record, expected)) in cases.into_iter().enumerate() {
+        let what = format!("{index}: {record:?}");
+        recorder.record_one(&Context::none(), record).await.expect("records");
+        assert_eq!(where_it_is(&recorder), expected, "{what}");
+    }
     assert!(has(&recorder, "hotbunk_engine_restarts_total{engine=\"A\"} 1"));
-    recorder.record_one(&none, transition("awake", 2)).await.expect("records");
-    assert!(has(&recorder, "hotbunk_engine_generation{engine=\"A\"} 2"));
+    assert!(has(&recorder, "hotbunk_engine_generation{engine=\"A\"} 3"));
+}
+
+#[tokio::test]
+async fn bytes_of_a_tier_are_those_that_were_read_in_it() {
+    let (_dir, recorder) = place();
+    let none = Context::none();
+    let sample = |at, bytes| Sample {
+        at,
+        wall: 1.0,
+        device: "gpu0".into(),
+        used: Some(bytes),
+        engines: vec![("A".into(), Some(bytes))],
+    };
+    let asleep = clock::now();
+    recorder.record_one(&none, transition("awake", 1)).await.expect("records");
+    // Rows come late: these were read before it had come to rest.
+    recorder.samples(vec![sample(asleep, 500)]);
+    assert!(!page(&recorder).contains("hotbunk_engine_device_bytes"));
+    recorder.samples(vec![sample(clock::now(), 9000), sample(asleep, 600)]);
+    assert!(has(&recorder, "hotbunk_engine_device_bytes{engine=\"A\",tier=\"awake\"} 9000"));
+    recorder.record_one(&none, transition("moving", 1)).await.expect("records");
+    recorder.samples(vec![sample(clock::now(), 4000)]);
+    assert!(has(&recorder, "hotbunk_engine_device_bytes{engine=\"A\",tier=\"awake\"} 9000"), "it moves");
+    recorder.record_one(&none, transition("stopped", 1)).await.expect("records");
+    recorder.samples(vec![sample(clock::now(), 0)]);
+    assert!(!page(&recorder).contains("hotbunk_engine_device_bytes{engine=\"A\",tier=\"stopped\"}"));
+}
+
+#[tokio::test]
+async fn what_a_process_had_goes_with_it() {
+    let (_dir, recorder) = place();
+    let none = Context::none();
+    let host =
+        |rss| HostSample { at: clock::now(), wall: 1.0, engine: "A".into(), rss: Some(rss), pss: None };
+    recorder.record(&none, vec![spawned().into(), transition("awake", 1).into()]).await.expect("records");
+    recorder.host_samples(vec![host(5)]);
+    recorder.metrics().in_flight("A", Some(2));
+    assert!(has(&recorder, "hotbunk_engine_host_bytes{engine=\"A\"} 5"));
+    recorder.record_one(&none, transition("moving", 1)).await.expect("records");
+    assert!(!page(&recorder).contains("hotbunk_engine_in_flight"), "nobody is asked while it moves");
+    assert!(has(&recorder, "hotbunk_engine_host_bytes{engine=\"A\"} 5"));
+    for word in ["stopped", "backoff", "no_room", "failed"] {
+        recorder.record(&none, vec![spawned().into(), transition("awake", 1).into()]).await.expect("records");
+        recorder.host_samples(vec![host(6)]);
+        recorder.record_one(&none, transition(word, 1)).await.expect("records");
+        // A sample that was under way.
+        recorder.host_samples(vec![host(7)]);
+        assert!(!page(&recorder).contains("hotbunk_engine_host_bytes"), "{word}");
+    }
 }
 
 #[tokio::test]
@@ -391,16 +466,6 @@ async fn footprints_and_samples_set_the_bytes_of_a_tier_and_new_settings_forget_
     assert!(page(&recorder).contains("hotbunk_engine_residual_bytes"));
     recorder.record_one(&none, configured("f2")).await.expect("records");
     assert!(!page(&recorder).contains("hotbunk_engine_device_bytes"));
-    recorder.host_samples(vec![HostSample {
-        at: clock::now(),
-        wall: 1.0,
-        engine: "A".into(),
-        rss: Some(5),
-        pss: None,
-    }]);
-    assert!(has(&recorder, "hotbunk_engine_host_bytes{engine=\"A\"} 5"));
-    recorder.record_one(&none, transition("stopped", 1)).await.expect("records");
-    assert!(!page(&recorder).contains("hotbunk_engine_host_bytes"));
 }
 
 #[tokio::test]

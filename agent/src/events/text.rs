@@ -1,6 +1,6 @@
 //! Sentences for people: what the log line and the event stream say about a record.
 
-use super::Incident;
+use super::incident;
 use crate::journal::record::{Outcome, Record};
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
@@ -153,7 +153,7 @@ pub fn level(record: &Record) -> Level {
         Outcome::Ok | Outcome::Cancelled => otherwise,
     };
     match record {
-        Record::Incident { code, .. } => Incident::level_of(code),
+        Record::Incident { code, .. } => incident::level_of(code),
         Record::OperationEnded { outcome, .. } | Record::RunEnded { outcome } => of(outcome, Level::INFO),
         Record::StepEnded { outcome, .. }
         | Record::Probe { outcome, .. }

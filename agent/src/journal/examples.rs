@@ -99,7 +99,12 @@ pub(crate) fn one_of_each() -> Vec<Record> {
                 CycleStep::Activate { engine: engine(), auto: true },
                 CycleStep::Handoff { from: engine(), to: "B".into(), auto: false },
             ],
-            engines: vec![RunEngine { engine: engine(), model: "m".into(), context_tokens: Some(4096), kv_bytes: None }],
+            engines: vec![RunEngine {
+                engine: engine(),
+                model: "m".into(),
+                context_tokens: Some(4096),
+                kv_bytes: None,
+            }],
             runtime: "vLLM 0.31.0".into(),
             gpu: "1 × NVIDIA L20".into(),
             kv_gib: Some(4.0),

@@ -151,7 +151,8 @@ impl Metrics {
         self.counter(Name::EngineRestarts, vec![engine_label(engine)]).increment(0);
         self.counter(Name::CanaryMismatches, vec![engine_label(engine)]).increment(0);
         self.up(engine, false);
-        self.tier(engine, None);
+        self.tier(engine, Some(Tier::Stopped));
+        self.generation(engine, 0);
     }
 
     /// Whether the engine's process is there and ready.
@@ -159,7 +160,7 @@ impl Metrics {
         self.gauge(Name::Up, vec![engine_label(engine)]).set(f64::from(u8::from(is_up)));
     }
 
-    /// The engine's tier; `None` while it is in none (it starts, or has failed).
+    /// The engine's tier, as last verified; `None` while it is not known.
     pub fn tier(&self, engine: &str, tier: Option<Tier>) {
         for each in Tier::ALL {
             let labels = vec![engine_label(engine), Label::from_static_parts("tier", each.as_str())];

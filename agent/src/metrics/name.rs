@@ -150,9 +150,11 @@ impl Name {
     pub fn help(self) -> &'static str {
         match self {
             Name::BuildInfo => "The agent's version; always 1.",
-            Name::Up => "Whether the engine's process is there and was found ready: 1 or 0.",
+            Name::Up => {
+                "Whether the engine's process is there and was found ready, in whatever tier: 1 or 0."
+            }
             Name::EngineTier => {
-                "1 for the tier that the engine is in, 0 for the others; all 0 while it is in none."
+                "1 for the tier that the engine was last verified in, 0 for the others; all 0 while it is adrift."
             }
             Name::EngineGeneration => "Counts the engine's starts and wakes.",
             Name::EngineInFlight => "Requests running or waiting in the engine; absent while unknown.",

@@ -27,7 +27,7 @@ fn filled() -> Metrics {
     metrics.operation_ended(OperationKind::Handoff, &Outcome::Ok);
     metrics.operation_ended(OperationKind::Start, &Outcome::Cancelled);
     metrics.incident("crashed", Some("A"));
-    metrics.incident("no_evidence", None);
+    metrics.incident("device_lost", None);
     metrics.handoff(HANDOFF, Duration::from_millis(105));
     metrics.handoff_overhead(HANDOFF, Duration::from_millis(5));
     metrics.handoff_phase(HANDOFF, Phase::WakeKv, Duration::from_millis(75));

@@ -11,6 +11,9 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::tree::ProcStat;
 
 /// Name of the group that holds all engines' groups.
 const PARENT: &str = "hotbunk";
@@ -32,6 +35,7 @@ impl Cgroup {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
             _ => {}
         }
+        remove_deserted(&parent);
         let path = parent.join(format!("{engine}-{shim_pid}"));
         // An empty group left by an earlier process of this pid can be removed, a populated one cannot.
         match fs::remove_dir(&path) {
@@ -90,8 +94,7 @@ impl Cgroup {
     /// Removes the group and those below it; what is still populated stays.
     pub(super) fn remove(&self) {
         for group in self.groups().iter().rev() {
-            // A group that cannot be removed holds a process, which the sweep has reported already.
-            let _ = fs::remove_dir(group);
+            remove_group(group);
         }
         if let Some(parent) = self.path.parent() {
             // Stays while other engines have groups in it.
@@ -112,6 +115,32 @@ impl Cgroup {
             }
         }
         groups
+    }
+}
+
+/// Removes one group, if nobody is in it. A process leaves its group a little after it has become a zombie, so a group
+/// whose last member has just died may need a moment; one that is still busy then holds a process that the sweep has
+/// reported, and stays.
+fn remove_group(group: &Path) {
+    for _ in 0..20 {
+        match fs::remove_dir(group) {
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            _ => return,
+        }
+    }
+}
+
+/// Removes the groups of shims that were killed and whose record nobody has found.
+fn remove_deserted(parent: &Path) {
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let shim = name.to_str().and_then(|name| name.rsplit_once('-')?.1.parse::<u32>().ok());
+        if shim.is_some_and(|pid| ProcStat::read(pid).is_none()) {
+            // Fails where a process is in it.
+            let _ = fs::remove_dir(entry.path());
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::Error;
-use super::log::{MEMORY_LINES, tail_of_file, telling_line};
+use super::log::{LogLoss, MEMORY_LINES, tail_of_file, telling_line};
 use super::monitor::{Monitor, Question};
 use super::protocol::{Answer, Ask, Exit};
 use super::scope::Scope;
@@ -37,6 +37,8 @@ pub enum ProcessEvent {
     ShimLost,
     /// Nothing of the tree runs any more, but for what is named.
     Swept(SweepEnd),
+    /// At any time, once for each cause: some of the output is not kept.
+    LogLost(LogLoss),
 }
 
 /// How a stop went.
@@ -213,7 +215,7 @@ async fn swept(events: &mut mpsc::UnboundedReceiver<ProcessEvent>) -> Option<(Op
     loop {
         match events.recv().await? {
             ProcessEvent::Exited { exit, .. } => leader = Some(exit),
-            ProcessEvent::ShimLost => {}
+            ProcessEvent::ShimLost | ProcessEvent::LogLost(_) => {}
             ProcessEvent::Swept(end) => return Some((leader, end)),
         }
     }

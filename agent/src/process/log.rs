@@ -19,6 +19,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 
 use crate::clock;
 
@@ -30,6 +31,8 @@ pub(super) const MEMORY_LINES: usize = 256;
 const LINE_BYTES: usize = 1024;
 /// How long the last output of an ended engine is waited for.
 const SETTLE: Duration = Duration::from_millis(500);
+/// An engine whose files do not hold this much of its own output floods them.
+const FLOOD_WITHIN: Duration = Duration::from_secs(3600);
 
 /// How much of an engine's output is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,6 +46,40 @@ pub struct LogPolicy {
 impl Default for LogPolicy {
     fn default() -> LogPolicy {
         LogPolicy { max_bytes: 64 << 20, keep: 8 }
+    }
+}
+
+/// Why some of an engine's output is not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum LossCause {
+    /// It writes so much that its files do not hold the last hour.
+    Flood,
+    /// It cannot be written down: the disk is full, the directory gone.
+    Unwritable,
+}
+
+/// Output of an engine that is not kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LogLoss {
+    /// Why.
+    pub cause: LossCause,
+    /// How much, when it was noticed.
+    pub bytes: u64,
+}
+
+/// Bytes of this incarnation's output that are not kept, by cause.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Losses {
+    flood: u64,
+    unwritable: u64,
+}
+
+impl Losses {
+    /// Those that there are.
+    pub(super) fn list(self) -> impl Iterator<Item = LogLoss> {
+        let all = [(LossCause::Flood, self.flood), (LossCause::Unwritable, self.unwritable)];
+        all.into_iter().filter(|(_, bytes)| *bytes > 0).map(|(cause, bytes)| LogLoss { cause, bytes })
     }
 }
 
@@ -76,14 +113,16 @@ struct LogFile {
     file: Option<File>,
     written: u64,
     rotations: u64,
+    /// Lost since the file could last be written, to be said in it.
     lost: u64,
+    losses: Losses,
 }
 
 impl LogFile {
     fn new(path: PathBuf, policy: LogPolicy) -> LogFile {
         let policy =
             LogPolicy { max_bytes: policy.max_bytes.max(CHUNK_BYTES as u64), keep: policy.keep.max(1) };
-        LogFile { path, policy, file: None, written: 0, rotations: 0, lost: 0 }
+        LogFile { path, policy, file: None, written: 0, rotations: 0, lost: 0, losses: Losses::default() }
     }
 
     /// Makes sure that a file is open, and that no more than `keep` are there.
@@ -96,12 +135,21 @@ impl LogFile {
                 let files = log_files(dir);
                 let surplus = files.len().saturating_sub(self.policy.keep);
                 for old in files.iter().take(surplus).filter(|old| **old != self.path) {
+                    self.losses.flood += self.flooded_by(old);
                     // If it cannot be removed now, the next rotation tries again.
                     let _ = fs::remove_file(old);
                 }
             }
         }
         self.file.as_mut().ok_or_else(|| io::Error::other("no log file"))
+    }
+
+    /// Bytes of a file that is to go although its last line is this incarnation's and not old.
+    fn flooded_by(&self, old: &Path) -> u64 {
+        let is_own = old.file_stem() == self.path.file_name();
+        let Ok(metadata) = old.metadata() else { return 0 };
+        let is_young = metadata.modified().is_ok_and(|at| at.elapsed().unwrap_or_default() < FLOOD_WITHIN);
+        if is_own && is_young { metadata.len() } else { 0 }
     }
 
     fn rotate(&mut self) -> io::Result<()> {
@@ -116,6 +164,7 @@ impl LogFile {
     fn append(&mut self, bytes: &[u8]) {
         if self.try_append(bytes).is_err() {
             self.lost += bytes.len() as u64;
+            self.losses.unwritable += bytes.len() as u64;
             // The disk may have room again, or the directory be back, at the next chunk.
             self.file = None;
         }
@@ -196,6 +245,7 @@ struct Shared {
     last: Mutex<LastLines>,
     /// Set before the pipe is read, cleared once what was read is in file and memory.
     busy: AtomicBool,
+    losses: watch::Sender<Losses>,
 }
 
 /// An engine's output being captured.
@@ -222,6 +272,11 @@ impl Capture {
     /// The last lines, oldest first.
     pub(super) fn last(&self, count: usize) -> Vec<String> {
         self.shared.last.lock().unwrap_or_else(PoisonError::into_inner).last(count)
+    }
+
+    /// Follows what is not kept.
+    pub(super) fn losses(&self) -> watch::Receiver<Losses> {
+        self.shared.losses.subscribe()
     }
 
     /// Waits until all that has been written to the pipe so far is captured, or a moment has passed (an orphan may
@@ -255,6 +310,7 @@ fn pump(mut pipe: PipeReader, file: &mut LogFile, shared: &Shared) {
         };
         let bytes = chunk.get(..count).unwrap_or_default();
         file.append(bytes);
+        shared.losses.send_if_modified(|known| std::mem::replace(known, file.losses) != file.losses);
         shared.last.lock().unwrap_or_else(PoisonError::into_inner).push(bytes);
         shared.busy.store(false, Ordering::SeqCst);
         if count == 0 {
@@ -346,11 +402,53 @@ mod tests {
         }
         let sizes = sizes(dir.path());
         assert_eq!(sizes.len(), 3);
+        let lost = 100 * 10_000 - sizes.iter().sum::<u64>();
+        assert_eq!(
+            file.losses.list().collect::<Vec<_>>(),
+            [LogLoss { cause: LossCause::Flood, bytes: lost }]
+        );
         assert!(sizes.iter().all(|size| *size <= POLICY.max_bytes), "{sizes:?}");
         assert_eq!(last_lines(&path, 1).expect("readable")[0].trim(), "99");
         let both: Vec<String> = tail_of_file(&path, 10).expect("readable");
         let numbers: Vec<u32> = both.iter().map(|line| line.trim().parse().expect("a number")).collect();
         assert_eq!(numbers, (90..100).collect::<Vec<u32>>());
+    }
+
+    #[tokio::test]
+    async fn a_flood_through_the_pipe_is_told_while_it_lasts() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let (output, mut input) = io::pipe().expect("pipe");
+        let capture = Capture::start(output, dir.path().join("a.log"), POLICY).expect("starts");
+        let mut losses = capture.losses();
+        assert_eq!(losses.borrow_and_update().list().count(), 0);
+        let writer = thread::spawn(move || {
+            let line = [b'x'; 4096];
+            // Ends when nobody reads any more.
+            for _ in 0..256 {
+                if input.write_all(&line).is_err() {
+                    return;
+                }
+            }
+        });
+        let noticed = losses.wait_for(|losses| losses.flood > 0);
+        let noticed = tokio::time::timeout(Duration::from_secs(60), noticed).await.expect("in time").is_ok();
+        assert!(noticed, "1 MiB into 3 files of 64 KiB");
+        writer.join().expect("writes");
+    }
+
+    #[test]
+    fn a_log_that_holds_the_last_hour_is_not_flooded() {
+        let dir = tempfile::tempdir().expect("temp dir");
+        let path = dir.path().join("20260101T000000.000Z-a.log");
+        let old = dir.path().join("20260101T000000.000Z-a.log.1");
+        let file = File::create(&old).expect("creates");
+        let long_ago = std::time::SystemTime::now() - FLOOD_WITHIN * 2;
+        file.set_modified(long_ago).expect("sets its time");
+        fs::write(dir.path().join("20260101T000000.000Z-a.log.2"), "younger").expect("writes");
+        let mut log = LogFile::new(path, LogPolicy { keep: 2, ..POLICY });
+        log.open().expect("opens");
+        assert!(!old.exists());
+        assert_eq!(log.losses, Losses::default());
     }
 
     #[test]
@@ -361,7 +459,9 @@ mod tests {
         for name in names {
             fs::write(dir.path().join(name), "x").expect("writes");
         }
-        LogFile::new(dir.path().join("2027-b.log"), POLICY).open().expect("opens");
+        let mut file = LogFile::new(dir.path().join("2027-b.log"), POLICY);
+        file.open().expect("opens");
+        assert_eq!(file.losses, Losses::default(), "what others wrote is no flood of this one's");
         let left: Vec<String> = log_files(dir.path())
             .iter()
             .map(|file| file.file_name().expect("name").to_string_lossy().into_owned())
@@ -377,6 +477,8 @@ mod tests {
         let mut file = LogFile::new(place.join("a.log"), POLICY);
         file.append(b"lost");
         assert_eq!(file.lost, 4);
+        let loss = LogLoss { cause: LossCause::Unwritable, bytes: 4 };
+        assert_eq!(file.losses.list().collect::<Vec<_>>(), [loss]);
         fs::create_dir(&place).expect("makes it");
         file.append(b"kept\n");
         let text = fs::read_to_string(place.join("a.log")).expect("readable");

@@ -47,7 +47,7 @@ use std::time::Duration;
 
 pub use handle::{EngineProcess, ProcessEvent, StopReport};
 pub use launcher::{Launch, Shims};
-pub use log::{LogPolicy, telling_line};
+pub use log::{LogLoss, LogPolicy, LossCause, telling_line};
 pub use port::{Ownership, listening_owner, port_belongs_to};
 pub use predecessor::{LeftAlone, Predecessor, Scan, find_predecessors, stop_tree};
 pub use protocol::Exit;

@@ -117,9 +117,10 @@ impl Monitor {
                     }
                     Ok(Some(FromShim::Event { seq, event })) if seq >= self.heard => {
                         self.heard = seq + 1;
-                        self.over = matches!(&event, Event::Swept(end) if end.left.is_empty());
+                        let is_end = matches!(&event, Event::Swept(end) if end.left.is_empty());
+                        self.over |= is_end;
                         self.pass_on(event);
-                        if self.over && link.send(&Request { id: FORGET, ask: Ask::Forget }).await.is_err() {
+                        if is_end && link.send(&Request { id: FORGET, ask: Ask::Forget }).await.is_err() {
                             return Ended::Broken;
                         }
                     }
@@ -153,6 +154,7 @@ impl Monitor {
             Event::Spawned { .. } => {}
             Event::Exited(exit) => self.inner.tell(ProcessEvent::Exited { reason: reason(&exit), exit }),
             Event::Swept(end) => self.inner.tell(ProcessEvent::Swept(end)),
+            Event::LogLost(loss) => self.inner.tell(ProcessEvent::LogLost(loss)),
         }
     }
 

@@ -218,7 +218,9 @@ async fn ask_to_stop(state: &ShimState, grace: Duration, exit: &mut Option<Exit>
 /// Ends what a dead shim has left, and removes its record once nothing is left.
 async fn end_orphans(state: &ShimState, state_file: &Path, grace: Duration) -> SweepEnd {
     let scope = Scope::of(state);
-    if let Some(leader) = state.leader
+    let is_proven =
+        |leader: &Member| scope.look_hard(SessionHeld::No).proven.iter().any(|stat| stat.member() == *leader);
+    if let Some(leader) = state.leader.filter(is_proven)
         && let Ok(signal::Sent::Delivered) = signal::send(leader, Signal::TERM)
     {
         ends_within(leader, grace).await;

@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
+use super::log::LogLoss;
 use super::state::ShimState;
 use super::sweep::SweepEnd;
 use super::tree::Member;
@@ -97,6 +98,8 @@ pub(super) enum Event {
     Exited(Exit),
     /// Nothing of the tree runs any more, but for what is named.
     Swept(SweepEnd),
+    /// Some of the engine's output is not kept; told once for each cause.
+    LogLost(LogLoss),
 }
 
 /// How an engine's leader ended.

@@ -184,10 +184,9 @@ mod tests {
     fn the_shim_itself_sees_all_its_descendants() {
         let me = std::process::id();
         let scope = Scope { shim: Member { pid: me, start_ticks: SHIM_TICKS }, session: me, ..scope() };
-        let own =
-            |pid, ppid, session| ProcStat { start_ticks: SHIM_TICKS, ..stat(pid.max(SHIM), ppid, session) };
-        let orphan = ProcStat { pid: 500_000_001, ..own(SHIM, me, 77) };
-        let snapshot = Snapshot::from_stats([ProcStat { pid: me, ..own(SHIM, 1, me) }, orphan]);
+        let orphan = stat(500_000_001, me, 77);
+        let shim = ProcStat { pid: me, session: me, ..stat(SHIM, 1, SHIM) };
+        let snapshot = Snapshot::from_stats([shim, orphan]);
         assert_eq!(pids(&scope.find(&snapshot, &[], SessionHeld::No, |_| false).proven), [500_000_001]);
     }
 

@@ -83,11 +83,14 @@ impl Sweep {
 pub(super) async fn sweep_orphans(scope: &Scope, held: SessionHeld) -> SweepEnd {
     let mut sweep = Sweep::default();
     let give_up = clock::now() + SWEEP_DEADLINE;
+    let mut was_empty = false;
     loop {
         let found = scope.look_hard(held).proven;
-        if found.is_empty() || clock::now() >= give_up {
+        // Twice, because a process in the middle of an `exec` shows no environment.
+        if (found.is_empty() && was_empty) || clock::now() >= give_up {
             return sweep.end(&found);
         }
+        was_empty = found.is_empty();
         sweep.kill(scope, &found);
         tokio::time::sleep(ROUND).await;
     }

@@ -227,17 +227,9 @@ impl Board {
                     entry.shown.state = State::Cancelled;
                 }
             }),
-            Note::Incident { incident, engine, device, detail } => {
-                let what = Happening::Incident {
-                    code: incident.code().to_owned(),
-                    engine: engine.map(|e| node.engine(e).spec.name.clone()),
-                    device: device.map(|d| node.device(d).spec.name.clone()),
-                    message: detail.clone(),
-                };
-                self.shared.events.publish(clock::epoch(), what);
-                return;
-            }
+            // Incidents are published by the recorder, engines by the switcher.
             Note::Joined { .. }
+            | Note::Incident { .. }
             | Note::Transition { .. }
             | Note::Measured { .. }
             | Note::NotCancelled { .. }

@@ -21,6 +21,8 @@ use crate::device::{FastGuard, Health};
 use crate::effects::{Hands, Purpose, WorkLog};
 use crate::events::{Context, Event as Recorded};
 use crate::journal::record::Record;
+use crate::status;
+use hotbunk_api::event::Happening;
 use hotbunk_core::effect::{Action, Effect, Note, ProbeKind, StepResult, Ticket};
 use hotbunk_core::event::{By, Event, Request};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
@@ -159,6 +161,8 @@ pub struct Switcher {
     calls: HashMap<OperationId, Vec<crate::effects::Called>>,
     work: Arc<Mutex<WorkLog>>,
     fast: Option<FastGuard>,
+    /// The devices' ledgers as they were last published.
+    ledgers: Vec<status::Ledger>,
     reconcile: Duration,
 }
 
@@ -174,6 +178,7 @@ impl Switcher {
         let (publish, watched) = watch::channel(Arc::new(node.clone()));
         let handle = Handle { inputs: hands.inputs.clone(), node: watched, board: board.clone() };
         let switcher = Switcher {
+            ledgers: status::ledgers(&node),
             node,
             hands,
             inputs,
@@ -275,7 +280,7 @@ impl Switcher {
             .find_map(|e| if let Effect::Note(note) = e { notes::operation_of(note) } else { None })
             .or_else(|| self.node.operations.first().map(|op| op.id));
         let mut batches: Vec<(Option<OperationId>, Vec<Recorded>)> = Vec::new();
-        let mut closed = Vec::new();
+        let (mut closed, mut moved) = (Vec::new(), Vec::new());
         for effect in &effects {
             let Effect::Note(note) = effect else { continue };
             current = notes::operation_of(note).or(current);
@@ -288,6 +293,11 @@ impl Switcher {
             self.noted(note, around);
             if let Note::Ended { id, accepted, .. } = note {
                 closed.push((*id, *accepted));
+            }
+            if let Note::Transition { engine, .. } = note
+                && !moved.contains(engine)
+            {
+                moved.push(*engine);
             }
         }
         self.published();
@@ -309,6 +319,25 @@ impl Switcher {
         for (id, accepted) in closed {
             self.close_operation(id, accepted);
         }
+        self.tell_of(&moved);
+    }
+
+    /// Engines and devices as they stand after an event, for those who follow; after the actions, which do not wait.
+    fn tell_of(&mut self, moved: &[EngineId]) {
+        let events = self.hands.recorder.events();
+        for engine in moved {
+            let engine = Box::new(status::engine(&self.node, &self.hands, &self.board, *engine));
+            events.publish(clock::epoch(), Happening::Engine { engine });
+        }
+        let ledgers = status::ledgers(&self.node);
+        for (index, (now, before)) in ledgers.iter().zip(&self.ledgers).enumerate() {
+            if now != before {
+                let id = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
+                let device = Box::new(status::device(&self.node, &self.hands, id));
+                events.publish(clock::epoch(), Happening::Device { device });
+            }
+        }
+        self.ledgers = ledgers;
     }
 
     fn published(&mut self) {
@@ -349,8 +378,11 @@ impl Switcher {
         }
     }
 
-    /// Answers callers and keeps the board.
+    /// Answers callers, keeps the board, and remembers.
     fn noted(&mut self, note: &Note, around: Around) {
+        if let Note::Transition { engine, .. } | Note::Incident { engine: Some(engine), .. } = note {
+            self.hands.slot(*engine).see(|seen| seen.note(note, self.node.closing));
+        }
         let admission = match note {
             Note::Accepted { id, .. } => Some((*id, Admission::Begun(*id))),
             Note::Queued { id, .. } => Some((*id, Admission::Queued(*id))),

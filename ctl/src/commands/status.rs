@@ -101,6 +101,7 @@ fn device_row(device: &DeviceStatus) -> Vec<String> {
     let health = match &device.health {
         DeviceHealth::Ok => "ok".to_owned(),
         DeviceHealth::Stale => format!("stale{age}"),
+        DeviceHealth::ProcessesUnknown { reason } => format!("ok, but not by process: {reason}"),
         DeviceHealth::Lost { reason } => format!("lost{age}: {reason}"),
         DeviceHealth::None => "not measured".to_owned(),
     };
@@ -161,6 +162,7 @@ fn condition(condition: &Condition) -> String {
                 StoppedWhy::Operator => "by an operator",
                 StoppedWhy::NoRoom => "no room",
                 StoppedWhy::Handoff => "by a handoff",
+                StoppedWhy::CannotSleep => "it cannot sleep",
                 StoppedWhy::Shutdown => "the agent stops",
             };
             format!("stopped ({why})")

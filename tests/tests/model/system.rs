@@ -184,6 +184,8 @@ pub(crate) struct Sys {
     /// Actions since the last thing that went wrong.
     pub(crate) since: u16,
     observed: Vec<Observed>,
+    /// What the core said, where somebody wants to read it.
+    pub(crate) story: Option<Vec<String>>,
     /// What does not hold.
     pub(crate) broken: Option<String>,
 }
@@ -306,6 +308,7 @@ impl Sys {
             ticks: if config.surveys { 2 } else { 0 },
             since: 0,
             observed: Vec::new(),
+            story: None,
             broken: None,
         };
         sys.relabel();
@@ -749,7 +752,10 @@ impl Sys {
         self.ends(&known, &effects);
         for effect in effects {
             match effect {
-                Effect::Note(note) => self.noted(&note),
+                Effect::Note(note) => {
+                    self.tell(&note);
+                    self.noted(&note);
+                }
                 Effect::Run { ticket, action } => self.run(config, ticket, action),
                 Effect::Survey { engine, generation } if config.surveys => {
                     let caps = Self::caps(config, engine);
@@ -766,6 +772,25 @@ impl Sys {
             self.node.engines.iter_mut().for_each(|e| e.reserved = 0);
         }
         self.hold(config);
+    }
+
+    fn tell(&mut self, note: &Note) {
+        let Some(story) = &mut self.story else { return };
+        let name = |e: &EngineId| self.node.engine(*e).spec.name.clone();
+        story.push(match note {
+            Note::StepBegan { step, .. } => format!("  {}", step.sentence(&self.node)),
+            Note::StepEnded { failure: None, .. } | Note::Measured { .. } => return,
+            Note::StepEnded { failure: Some(why), .. } => format!("  ✗ {}", why.cause.code()),
+            Note::Transition { engine, from, to, .. } => format!("  {}: {from} → {to}", name(engine)),
+            Note::Incident { incident, engine, .. } => {
+                format!("! {} {}", incident.code(), engine.as_ref().map(name).unwrap_or_default())
+            }
+            Note::Accepted { id, request, by, .. } => format!("{id:?} {by:?} {request:?}"),
+            Note::Ended { id, failure, .. } => {
+                format!("{id:?} ended {:?}", failure.as_ref().map(|f| (f.cause.code(), f.engine)))
+            }
+            other => format!("{other:?}"),
+        });
     }
 
     fn plant(&self, config: &Config, event: &mut Event) {
@@ -831,7 +856,8 @@ impl Sys {
             Note::Ended { id: ended, failure, .. } => {
                 let Some(at) = self.observed.iter().position(|o| o.id == *ended) else { return };
                 let observed = self.observed.remove(at);
-                if failure.is_none() && observed.by == By::Operator {
+                let chooses = !matches!(observed.request, Request::Reset(_));
+                if failure.is_none() && observed.by == By::Operator && chooses {
                     let to = observed.request.engine();
                     let switched = !matches!(observed.request, Request::Stop { .. } | Request::Sleep { .. });
                     for at in 0..self.goal.len() {
@@ -853,6 +879,9 @@ impl Sys {
     }
 
     fn incident(&mut self, incident: Incident, e: EngineId) {
+        if incident == Incident::GivenUp {
+            self.goal[usize::from(e.0)] = false;
+        }
         match incident {
             Incident::Crashed if self.procs[usize::from(e.0)].alive => {
                 self.fail("a crash was reported of an engine that lives");
@@ -972,6 +1001,8 @@ impl Sys {
                 self.fail(format!("I2: {name} holds {really}, {charged} are charged to it"));
                 return;
             }
+            // Given up, and somebody has been told: from then on it is for an operator to say what should serve.
+            self.goal[at] &= !matches!(self.node.engines[at].condition, Condition::Failed(_));
             self.procs[at].running |= self.node.engines[at].admission && self.procs[at].alive;
         }
         for op in &self.node.operations {
@@ -987,7 +1018,7 @@ impl Sys {
     }
 
     /// What must hold where nothing is owed any more.
-    fn at_rest(&mut self) {
+    pub(crate) fn at_rest(&mut self) {
         let backoff = self.node.engines.iter().any(|e| matches!(e.condition, Condition::Backoff(_)));
         if self.broken.is_some() || !self.waits_for_nothing() || backoff {
             return;

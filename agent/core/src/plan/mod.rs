@@ -301,6 +301,9 @@ fn build(node: &Node, ask: &Ask, order: Order, leave: Tier, outgoing: &[EngineId
     })
 }
 
+/// What engines hold on each of their devices, bytes.
+type Held = Vec<(EngineId, u64)>;
+
 /// Which parked engines must go further down so that `to` fits, the longest unused first; and what each engine that has
 /// fallen holds when `to` takes its memory.
 fn make_room(
@@ -309,7 +312,7 @@ fn make_room(
     need: Option<u64>,
     mut left: Vec<(EngineId, u64)>,
     rise: &Step,
-) -> Result<(Vec<(EngineId, Tier)>, Vec<(EngineId, u64)>), Refusal> {
+) -> Result<(Vec<(EngineId, Tier)>, Held), Refusal> {
     let Some(need) = need else { return Ok((Vec::new(), left)) };
     let mut demoted = Vec::new();
     let mut others: Vec<EngineId> = node

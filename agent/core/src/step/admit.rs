@@ -264,11 +264,15 @@ impl Cx<'_> {
             Request::Reset(_) => {
                 let e = self.node.engine(id);
                 let leftovers = e.process && matches!(e.condition, Condition::Failed(_));
+                let now = self.now;
                 self.transit(id, "reset by command", |e| {
                     e.crashes.reset();
                     (e.restart_only, e.level2_unsafe, e.cannot_park) = (false, false, false);
-                    if !leftovers && e.tier == Tier::Stopped {
-                        e.condition = Condition::Settled;
+                    match e.condition {
+                        Condition::Failed(_) if !leftovers => e.condition = Condition::Settled,
+                        // Nothing is held against it any more: it need not wait.
+                        Condition::Backoff(_) => e.condition = Condition::Backoff(now),
+                        _ => {}
                     }
                 });
                 let sweep = vec![Step::Fall { engine: id, tier: Tier::Stopped }];
@@ -395,6 +399,10 @@ impl Cx<'_> {
         let e = self.node.engine(id);
         if !e.process {
             return self.start(id, rehearse, true, By::Operator);
+        }
+        if e.tier == Tier::Stopped {
+            // What a stop has left: it comes back as a start would.
+            self.one_more_may_be_awake(id)?;
         }
         plan::evidence(self.node, &e.spec.devices)?;
         let need = ledger::start_need(e);

@@ -62,7 +62,11 @@ impl Cx<'_> {
         }
         match step {
             Step::Close(_) => self.node.engine_mut(engine).admission = false,
-            Step::Open(_) => self.node.engine_mut(engine).admission = true,
+            Step::Open(_) => {
+                let serves = self.op(id).and_then(|op| op.leads_to_awake(engine)).unwrap_or(true);
+                let e = self.node.engine_mut(engine);
+                (e.admission, e.wanted_awake) = (true, serves);
+            }
             Step::Rehearsed(_) => {}
             Step::Take(_) => {
                 let now = self.now;
@@ -102,6 +106,7 @@ impl Cx<'_> {
         let Some(op) = self.op(id) else { return };
         let (began, freeze) = (op.leg_began, op.drain == DrainPolicy::Freeze);
         let reason = op.request.verb();
+        let wanted_awake = op.leads_to_awake(engine).unwrap_or(tier == Tier::Awake);
         let bytes = ledger::bytes_at(self.node.engine(engine), tier);
         self.transit(engine, reason, |e| {
             let before = e.tier;
@@ -118,7 +123,7 @@ impl Cx<'_> {
             e.reserved = 0;
             e.tier = tier;
             e.condition = Condition::Settled;
-            e.wanted_awake = tier == Tier::Awake;
+            e.wanted_awake = wanted_awake;
             e.watch = crate::state::Watch { progress_at: now, ..Default::default() };
             match tier {
                 Tier::Awake => {
@@ -157,6 +162,8 @@ impl Cx<'_> {
             };
         });
         if let Some(reason) = given_up {
+            let name = &self.node.engine(engine).spec.name;
+            let reason = format!("{name} is left alone after {reason}: mend the cause, then `reset` it");
             self.incident(Incident::GivenUp, Some(engine), reason);
         }
     }
@@ -441,6 +448,14 @@ impl Cx<'_> {
             for engine in &op.serving_before {
                 self.node.engine_mut(*engine).wanted_awake = true;
             }
+            // What did not come in has no claim against those that were there, nor against one due to come back.
+            if let Some(incoming) = op.incoming.filter(|e| !op.serving_before.contains(e)) {
+                let wanted = |id: &EngineId| self.node.engine(*id).wanted_awake;
+                let others: Vec<EngineId> = self.node.ids().filter(wanted).collect();
+                if !self.node.engine(incoming).is_serving() && self.crowded(incoming, &others).is_some() {
+                    self.node.engine_mut(incoming).wanted_awake = false;
+                }
+            }
         }
         if op.failure.is_none() && op.by != By::Agent && op.incoming.is_some() {
             self.settle_who_is_wanted(&op.devices);
@@ -451,6 +466,17 @@ impl Cx<'_> {
 }
 
 impl crate::state::Operation {
+    /// Whether what is still to be done ends with an engine awake; `None` where nothing more is done to it. A start that
+    /// goes on to a rest tier passes through awake, a rehearsal or a restart through the sleeping tiers: where such an
+    /// operation dies, what it was for still holds.
+    fn leads_to_awake(&self, engine: EngineId) -> Option<bool> {
+        self.program.iter().rev().find_map(|step| match step {
+            Step::Fall { engine: e, .. } if *e == engine => Some(false),
+            Step::Rise(e) | Step::Launch { engine: e, .. } | Step::Rehearsed(e) if *e == engine => Some(true),
+            _ => None,
+        })
+    }
+
     /// Drops what is left of an engine's leg at the front of the program.
     pub(crate) fn skip_leg(&mut self, engine: EngineId) {
         while self.program.front().is_some_and(|s| s.engine() == Some(engine) && !s.is_leg()) {

@@ -179,11 +179,8 @@ impl Cx<'_> {
                 (_, Condition::Failed(_)) => {}
                 // Died while something else was done. Its sweep is due in any case; where it has a device that this
                 // operation has not, it must wait until that is free.
-                _ if e.dead => {
-                    if e.spec.devices.iter().all(|d| op.devices.contains(d)) {
-                        steps.extend([Step::Kill(engine), Step::Launch { engine, rehearse: false }]);
-                    }
-                }
+                _ if e.dead && e.spec.devices.iter().any(|d| !op.devices.contains(d)) => {}
+                _ if e.dead => steps.extend([Step::Kill(engine), Step::Launch { engine, rehearse: false }]),
                 (Tier::Awake, Condition::Settled) if e.admission => {}
                 (Tier::Awake, Condition::Settled) => steps.push(Step::Open(engine)),
                 (Tier::Parked | Tier::Level1 | Tier::Level2, Condition::Settled) => {

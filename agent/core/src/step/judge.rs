@@ -46,6 +46,7 @@ impl Cx<'_> {
         if e.life != life || !e.process || e.dead {
             return;
         }
+        let reason = format!("{}: {reason}", e.spec.name);
         let devices = e.spec.devices.clone();
         let Some(op) =
             self.node.operations.iter_mut().find(|op| op.devices.iter().any(|d| devices.contains(d)))
@@ -62,7 +63,7 @@ impl Cx<'_> {
                     return;
                 }
                 self.died(engine);
-                self.step_failed(id, current, Cause::Gone, reason.to_owned());
+                self.step_failed(id, current, Cause::Gone, reason);
                 self.advance(id);
             }
             current => {

@@ -556,3 +556,47 @@ fn nothing_is_frozen_into_a_process_that_ends() {
     s.command(Request::Stop { engine: A, drain: Drain::default() });
     assert!(s.waiting.first().is_some_and(|(_, a)| is_drain(a)), "{:#?}", s.log);
 }
+
+#[test]
+fn an_engine_that_dies_on_its_way_to_rest_or_in_its_rehearsal_is_wanted_as_before() {
+    // Started to rest at level 1, it passes through awake.
+    let mut s = Session::new(31, 45, &[Tier::Stopped, Tier::Stopped]);
+    s.command(Request::Start { engine: A, rehearse: None, awake: false });
+    s.ok_until(is_drain).dies(A).ok_to_the_end().later().ok_to_the_end();
+    assert_eq!(s.node.engine(A).tier, Tier::Level1);
+    // Started to serve, it is rehearsed through level 1.
+    let mut s = Session::new(31, 45, &[Tier::Stopped, Tier::Stopped]);
+    s.command(Request::Start { engine: A, rehearse: Some(true), awake: true });
+    while s.node.engine(A).tier != Tier::Level1 || s.log.last().is_some_and(|l| l.contains("measure")) {
+        s.ok();
+    }
+    s.dies(A).ok_to_the_end().later().ok_to_the_end().serving(A);
+}
+
+#[test]
+fn a_reset_starts_what_waits_for_its_back_off() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.dies(A).ok_to_the_end().from_here();
+    s.command(Request::Reset(A)).ok_to_the_end().serving(A);
+}
+
+#[test]
+fn a_handoff_that_failed_leaves_the_place_to_who_is_due_to_come_back() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.dies(A).ok_to_the_end();
+    // B comes awake to be rehearsed and dies of it.
+    s.command(Request::Restart { engine: B, rehearse: Some(true), drain: Drain::default() });
+    s.switch(B, None);
+    s.ok_until(|a| matches!(a, Action::AwaitUsed { engine: B, .. })).ok();
+    s.ok_until(|a| matches!(a, Action::AwaitUsed { engine: B, .. })).dies(B).ok_to_the_end();
+    s.later().ok_to_the_end().later().ok_to_the_end().serving(A);
+}
+
+#[test]
+fn a_restart_of_what_a_stop_has_left_asks_whether_one_more_may_be_awake() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.command(Request::Stop { engine: B, drain: Drain::default() });
+    s.ok_until(|a| matches!(a, Action::Stop { .. })).answer(StepResult::Stopped { left: 1 }).ok_to_the_end();
+    s.from_here().command(Request::Restart { engine: B, rehearse: None, drain: Drain::default() });
+    s.reads("#2 refused: A is awake on that device and max_awake is 1; use `switch` to hand the device over");
+}

@@ -34,7 +34,7 @@ pub(super) use setup::SERVICE_VARIABLES;
 use stage::{Action, Input, Stage};
 
 use super::cgroup::Cgroup;
-use super::log::{Capture, LogPolicy};
+use super::log::{Capture, LogPolicy, LossCause, Losses};
 use super::protocol::{Answer, Ask, Event, Exit, Greeting, line};
 use super::scope::Scope;
 use super::state::{STATE_FILE, ShimState, read_json, write_json};
@@ -106,6 +106,9 @@ struct Shim {
     stage: Stage,
     sweep: Sweep,
     capture: Capture,
+    losses: tokio::sync::watch::Receiver<Losses>,
+    /// Losses that have been told.
+    told: Vec<LossCause>,
     /// The leader's end, between its reaping and its report.
     ended: Option<WaitStatus>,
     listener: UnixListener,
@@ -189,6 +192,8 @@ impl Shim {
             grace: Duration::from_millis(spec.grace_ms),
             stage: Stage::Running,
             sweep: Sweep::default(),
+            losses: capture.losses(),
+            told: Vec::new(),
             capture,
             ended: None,
             listener,
@@ -234,22 +239,37 @@ impl Shim {
                 Some(asked) = questions.recv() => if self.answer(&asked, &mut clients).await {
                     break;
                 },
+                Ok(()) = self.losses.changed() => self.tell_losses(&mut clients),
                 () = time => {}
             }
         }
         clients.finish().await;
     }
 
+    /// Each kind once: a flood goes on for as long as it likes.
+    fn tell_losses(&mut self, clients: &mut Clients) {
+        let losses = *self.losses.borrow_and_update();
+        for loss in losses.list() {
+            if !self.told.contains(&loss.cause) {
+                self.told.push(loss.cause);
+                clients.tell(Event::LogLost(loss));
+            }
+        }
+    }
+
     /// Reaps what has died, looks at what lives where that matters, and takes the steps that follow.
     async fn advance(&mut self, clients: &mut Clients) {
+        self.reap_and_tell(clients).await;
+        let empty = self.stage.wants_look() && self.scope.look().is_empty();
+        // A leader that died between reaping and looking is not running, but has not been told of either.
+        self.reap_and_tell(clients).await;
+        self.step(if empty { Input::TreeEmpty } else { Input::Tick }, clients).await;
+    }
+
+    async fn reap_and_tell(&mut self, clients: &mut Clients) {
         if self.reap() {
             self.capture.settle().await;
             self.step(Input::LeaderExited, clients).await;
-        }
-        if self.stage.wants_look() && self.scope.look().is_empty() {
-            self.step(Input::TreeEmpty, clients).await;
-        } else {
-            self.step(Input::Tick, clients).await;
         }
     }
 

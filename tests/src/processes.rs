@@ -1,0 +1,53 @@
+//! Processes as `/proc` shows them.
+
+use rustix::process::{Pid, Signal, kill_process};
+use std::fs;
+use std::path::Path;
+
+/// A living process (a zombie is none).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// Its parent's.
+    pub parent: u32,
+    /// What the kernel calls it.
+    pub comm: String,
+    /// Its command line, words joined by spaces.
+    pub command: String,
+}
+
+/// Living processes whose command line names a directory: every engine and every shim of a node names its node's.
+pub fn living(dir: &Path) -> Vec<Process> {
+    let dir = dir.display().to_string();
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(read).filter(|process| process.command.contains(&dir)).collect()
+}
+
+fn read(pid: u32) -> Option<Process> {
+    let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+    let command = String::from_utf8_lossy(&command).replace('\0', " ");
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    let (head, tail) = stat.rsplit_once(')')?;
+    let mut fields = tail.split_ascii_whitespace();
+    if matches!(fields.next()?, "Z" | "X") {
+        return None;
+    }
+    let parent = fields.next()?.parse().ok()?;
+    let comm = head.split_once('(')?.1.to_owned();
+    Some(Process { pid, parent, comm, command })
+}
+
+/// Sends a signal; a process that is gone gets none.
+pub fn signal(pid: u32, signal: Signal) {
+    if let Some(pid) = i32::try_from(pid).ok().and_then(Pid::from_raw) {
+        // It may have ended this instant.
+        let _ = kill_process(pid, signal);
+    }
+}
+
+/// `kill -9`.
+pub fn kill(pid: u32) {
+    signal(pid, Signal::KILL);
+}

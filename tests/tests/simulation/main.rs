@@ -1,0 +1,360 @@
+//! Core and world in virtual time: long lives with many faults, where the model check has few and takes all ways.
+//!
+//! A seed decides the node (engines, devices, versions, room), what is asked, how long everything takes and what goes
+//! wrong. Everything that the model check holds after a step is held here as well; at the end nothing goes wrong any
+//! more and the node must come to rest. Seeds that once failed stay in [`KNOWN`]. `HOTBUNK_SIMULATION_SEEDS=N` runs N new
+//! seeds instead of a few; `HOTBUNK_SIMULATION_FIRST=S` begins with seed S, to run a failed one again.
+
+#[path = "../model/system.rs"]
+mod system;
+#[path = "../model/world.rs"]
+mod world;
+
+use hotbunk_core::effect::{Action, Ticket};
+use hotbunk_core::event::{Drain, Request};
+use hotbunk_core::ids::EngineId;
+use hotbunk_core::spec::{DrainPolicy, Strategy};
+use hotbunk_core::state::Condition;
+use hotbunk_core::tier::Tier;
+use hotbunk_core::time::Moment;
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::time::{Duration, Instant, SystemTime};
+use system::{Act, Config, How, NOW, Setting, Sys, UNIT};
+use world::{Size, vllm};
+
+/// Seeds that are always run: the first few, and every one that found something.
+const KNOWN: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 1_054, 1_177];
+/// Events of one life before it may come to rest.
+const EVENTS: u32 = 400;
+/// Events within which it must then have come to rest.
+const REST: u32 = 3000;
+
+/// A small generator of its own: the same seed gives the same life for ever (xorshift64*, Vigna 2016).
+struct Dice(u64);
+
+impl Dice {
+    fn new(seed: u64) -> Self {
+        Dice(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1)
+    }
+
+    fn roll(&mut self, below: u64) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) % below.max(1)
+    }
+
+    fn one_in(&mut self, n: u64) -> bool {
+        self.roll(n) == 0
+    }
+
+    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+        let at = self.roll(all.len() as u64);
+        all[usize::try_from(at).unwrap_or(0)]
+    }
+
+    fn millis(&mut self, least: u64, most: u64) -> Duration {
+        Duration::from_millis(least + self.roll(most - least + 1))
+    }
+}
+
+fn node(dice: &mut Dice) -> Config {
+    let devices = 1 + dice.roll(2);
+    let count = 2 + dice.roll(2);
+    let minor = dice.of(&[31, 31, 32, 24, 20, 16, 11]);
+    let mut left: Vec<u64> = Vec::new();
+    let devices: Vec<(u64, u16)> = (0..devices)
+        .map(|_| {
+            let capacity = 30 + dice.roll(30);
+            left.push((capacity - 1) * UNIT);
+            (capacity, if dice.one_in(3) { 2 } else { 1 })
+        })
+        .collect();
+    let mut awake = vec![0u16; devices.len()];
+    let engines = (0..count)
+        .map(|_| {
+            let on: Vec<u16> = match dice.roll(devices.len() as u64 + 1) {
+                0 => vec![0],
+                1 => vec![u16::try_from(devices.len() - 1).unwrap_or(0)],
+                _ => vec![0, 1],
+            };
+            let weights = (2 + dice.roll(24)) / 2 * 2;
+            let size = Size { weights: weights * UNIT, kv: (1 + dice.roll(6)) * UNIT, residual: UNIT };
+            let caps = vllm(minor);
+            let tiers: &[Tier] = if caps.can_park() {
+                &[Tier::Awake, Tier::Parked, Tier::Level1, Tier::Stopped]
+            } else {
+                &[Tier::Awake, Tier::Level1, Tier::Stopped]
+            };
+            let holds = |tier| match tier {
+                Tier::Awake => size.weights + size.kv + size.residual,
+                Tier::Parked => size.weights + size.residual,
+                Tier::Stopped => 0,
+                _ => size.residual,
+            };
+            let fits = |tier: &Tier| {
+                on.iter().all(|d| {
+                    let d = usize::from(*d);
+                    let may = *tier != Tier::Awake || awake[d] < devices[d].1;
+                    may && holds(*tier) <= left[d]
+                })
+            };
+            let possible: Vec<Tier> = tiers.iter().copied().filter(fits).collect();
+            let at = dice.of(&possible);
+            for d in &on {
+                left[usize::from(*d)] -= holds(at);
+                awake[usize::from(*d)] += u16::from(at == Tier::Awake);
+            }
+            let rest = dice.of(&[Tier::Level1, Tier::Level1, Tier::Stopped]);
+            Setting { devices: on, size, caps, at, rest }
+        })
+        .collect::<Vec<_>>();
+    let mut menu = Vec::new();
+    for at in 0..count {
+        let engine = EngineId(u16::try_from(at).unwrap_or(0));
+        let drain = Drain::default();
+        let strategies =
+            [None, None, None, Some(Strategy::SleepFirst), Some(Strategy::WakeFirst), Some(Strategy::Park)];
+        menu.extend(strategies.map(|strategy| Request::Switch { to: engine, strategy, leave: None, drain }));
+        menu.extend([
+            Request::Wake(engine),
+            Request::Sleep { engine, tier: None, drain },
+            Request::Sleep { engine, tier: Some(Tier::Parked), drain },
+            Request::Sleep { engine, tier: Some(Tier::Level2), drain },
+            Request::Start { engine, rehearse: None, awake: true },
+            Request::Stop { engine, drain },
+            Request::Restart { engine, rehearse: None, drain },
+            Request::Reset(engine),
+        ]);
+    }
+    Config {
+        engines,
+        devices,
+        menu,
+        commands: u8::MAX,
+        faults: u8::MAX,
+        surveys: true,
+        deaths: true,
+        cold: dice.one_in(2),
+        rehearse: dice.one_in(2),
+        drain: dice.of(&[DrainPolicy::Wait, DrainPolicy::Wait, DrainPolicy::Freeze, DrainPolicy::Abort]),
+        planted: None,
+    }
+}
+
+/// What is due when.
+struct Life {
+    dice: Dice,
+    config: Config,
+    sys: Sys,
+    now: Moment,
+    replies: BTreeMap<Ticket, (Moment, How)>,
+    exits: BTreeMap<(EngineId, u64), Moment>,
+    surveys: BTreeMap<(EngineId, u64, bool), Moment>,
+    tick: Moment,
+    command: Moment,
+    trouble: Moment,
+    quiet: bool,
+    faults: u32,
+    acts: Vec<(Moment, Act)>,
+}
+
+impl Life {
+    fn new(seed: u64) -> Self {
+        let mut dice = Dice::new(seed);
+        let config = node(&mut dice);
+        let mut sys = Sys::new(&config);
+        sys.story = Some(Vec::new());
+        Life {
+            dice,
+            config,
+            sys,
+            now: NOW,
+            replies: BTreeMap::new(),
+            exits: BTreeMap::new(),
+            surveys: BTreeMap::new(),
+            tick: NOW + Duration::from_secs(1),
+            command: NOW,
+            trouble: NOW + Duration::from_secs(5),
+            quiet: false,
+            faults: 0,
+            acts: Vec::new(),
+        }
+    }
+
+    /// How long it takes, and how it ends.
+    fn plan(&mut self) {
+        for at in 0..self.sys.pending.len() {
+            let pending = self.sys.pending[at].clone();
+            if self.replies.contains_key(&pending.ticket) {
+                continue;
+            }
+            let endings = self.sys.endings(&pending);
+            let fails = !self.quiet && !endings.is_empty() && !pending.orphaned && self.dice.one_in(25);
+            let how = if fails { self.dice.of(endings) } else { How::Truth };
+            let takes = match pending.action {
+                Action::Ready { .. } => self.dice.millis(5_000, 60_000),
+                Action::Drain { .. } => self.dice.millis(1, 30_000),
+                Action::Call { .. } | Action::Stop { .. } => self.dice.millis(5, 3_000),
+                _ => self.dice.millis(1, 200),
+            };
+            self.replies.insert(pending.ticket, (self.now + takes, how));
+        }
+        for exit in self.sys.exits.clone() {
+            let takes = self.dice.millis(0, 400);
+            self.exits.entry(exit).or_insert(self.now + takes);
+        }
+        for survey in self.sys.surveys.clone() {
+            let takes = self.dice.millis(1, 4_000);
+            self.surveys.entry(survey).or_insert(self.now + takes);
+        }
+    }
+
+    /// What comes next.
+    fn next(&mut self) -> Act {
+        self.plan();
+        let mut next = (self.tick, Act::Tick);
+        let mut earlier = |at: Moment, act: Act| {
+            if at < next.0 {
+                next = (at, act);
+            }
+        };
+        for (at, p) in self.sys.pending.iter().enumerate() {
+            if let Some((due, how)) = self.replies.get(&p.ticket) {
+                earlier(*due, Act::Answer(at, if p.orphaned { How::Truth } else { *how }));
+            }
+        }
+        for (at, exit) in self.sys.exits.iter().enumerate() {
+            earlier(self.exits[exit], Act::Exit(at, false));
+        }
+        for (at, survey) in self.sys.surveys.iter().enumerate() {
+            earlier(self.surveys[survey], Act::Survey(at, false));
+        }
+        if !self.quiet {
+            let which = usize::try_from(self.dice.roll(self.config.menu.len() as u64)).unwrap_or(0);
+            earlier(self.command, Act::Command(which));
+            let victim = u16::try_from(self.dice.roll(self.sys.procs.len() as u64)).unwrap_or(0);
+            let trouble = match self.dice.roll(8) {
+                0 if !self.sys.node.operations.is_empty() => Act::Cancel(0),
+                1 if self
+                    .sys
+                    .node
+                    .operation_on(&self.sys.node.engine(EngineId(victim)).spec.devices)
+                    .is_none() =>
+                {
+                    Act::Meddle(victim)
+                }
+                _ => Act::Die(victim),
+            };
+            earlier(self.trouble, trouble);
+        }
+        let (at, act) = next;
+        self.now = at;
+        match &act {
+            Act::Tick => self.tick = self.now + Duration::from_secs(1),
+            Act::Command(_) => self.command = self.now + self.dice.millis(10, 40_000),
+            Act::Die(_) | Act::Meddle(_) | Act::Cancel(_) => {
+                self.faults += 1;
+                self.trouble = self.now + self.dice.millis(1_000, 120_000);
+            }
+            Act::Answer(_, how) if *how != How::Truth => self.faults += 1,
+            Act::Answer(..) => {}
+            Act::Exit(at, _) => {
+                self.exits.remove(&self.sys.exits[*at]);
+            }
+            Act::Survey(at, _) => {
+                self.surveys.remove(&self.sys.surveys[*at]);
+            }
+        }
+        act
+    }
+
+    fn go(&mut self) -> Result<(), String> {
+        let act = self.next();
+        self.acts.push((self.now, act.clone()));
+        if let (Some(story), false) =
+            (&mut self.sys.story, matches!(act, Act::Tick | Act::Answer(_, How::Truth)))
+        {
+            story.push(format!("[{:.1} s] {act:?}", self.now.since(NOW).as_secs_f64()));
+        }
+        (self.sys.commands, self.sys.faults, self.sys.ticks) = (u8::MAX, u8::MAX, u8::MAX);
+        self.sys.happen(&self.config, &act, self.now);
+        self.sys.at_rest();
+        self.sys.broken.clone().map_or(Ok(()), Err)
+    }
+
+    fn rests(&self) -> bool {
+        let backoff = |e: &hotbunk_core::state::Engine| matches!(e.condition, Condition::Backoff(_));
+        self.sys.pending.is_empty() && self.sys.exits.is_empty() && !self.sys.node.engines.iter().any(backoff)
+    }
+
+    fn live(&mut self) -> Result<(), String> {
+        for _ in 0..EVENTS {
+            self.go()?;
+        }
+        self.quiet = true;
+        for _ in 0..REST {
+            self.go()?;
+            if self.rests() {
+                return Ok(());
+            }
+        }
+        Err("it does not come to rest".to_owned())
+    }
+}
+
+/// Runs one seed; steps and faults, or what happened before something did not hold.
+fn run(seed: u64) -> Result<(usize, u32), String> {
+    let mut life = Life::new(seed);
+    match life.live() {
+        Ok(()) => Ok((life.acts.len(), life.faults)),
+        Err(broken) => {
+            let story = life.sys.story.unwrap_or_default();
+            let from = story.len().saturating_sub(400);
+            let at: Vec<Tier> = life.config.engines.iter().map(|e| e.at).collect();
+            Err(format!(
+                "seed {seed}: {broken} after {} events, at first {at:?}; the last of it:\n{}",
+                life.acts.len(),
+                story[from..].join("\n"),
+            ))
+        }
+    }
+}
+
+fn run_all(what: &str, seeds: impl Iterator<Item = u64>) {
+    std::panic::set_hook(Box::new(|_| {}));
+    let began = Instant::now();
+    let (mut steps, mut faults, mut count) = (0, 0, 0u32);
+    let mut failed = Vec::new();
+    for seed in seeds {
+        match run(seed) {
+            Ok((s, f)) => (steps, faults, count) = (steps + s, faults + f, count + 1),
+            Err(why) => failed.push(why),
+        }
+    }
+    let _ = std::panic::take_hook();
+    let per_second = steps as f64 / began.elapsed().as_secs_f64().max(1e-9);
+    let _ = writeln!(
+        std::io::stderr(),
+        "simulation {what}: {count} lives, {steps} steps, {faults} faults, {per_second:.0} steps/s"
+    );
+    let firsts: Vec<&str> = failed.iter().filter_map(|f| f.lines().next()).collect();
+    let first = failed.first().cloned().unwrap_or_default();
+    assert!(failed.is_empty(), "{} seeds failed:\n{}\n{first}", failed.len(), firsts.join("\n"));
+}
+
+#[test]
+fn known_seeds() {
+    run_all("known", KNOWN.iter().copied().chain(1_000..1_100));
+}
+
+#[test]
+fn new_seeds() {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let number = |name| std::env::var(name).ok().and_then(|text: String| text.parse::<u64>().ok());
+    let first = number("HOTBUNK_SIMULATION_FIRST").unwrap_or(now.as_micros() as u64);
+    let count = number("HOTBUNK_SIMULATION_SEEDS").unwrap_or(50);
+    let _ = writeln!(std::io::stderr(), "simulation: new seeds from {first} on");
+    run_all("new", first..first.saturating_add(count));
+}
