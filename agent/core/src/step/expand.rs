@@ -7,7 +7,7 @@ use crate::plan;
 use crate::program::Step;
 use crate::sequence;
 use crate::spec::DrainPolicy;
-use crate::state::Condition;
+use crate::state::{Condition, Evidence};
 use crate::tier::Tier;
 use std::time::Duration;
 
@@ -66,7 +66,8 @@ impl Cx<'_> {
         let mut steps = vec![Step::Close(engine), Step::Drain(engine), Step::Take(engine)];
         steps.extend(calls.into_iter().map(|call| Step::Call { engine, call }));
         steps.extend([Step::ConfirmAsleep(engine), Step::AwaitRelease { engine, tier }]);
-        if e.footprints[tier as usize].is_none() {
+        let seen = e.spec.devices.iter().all(|d| self.node.device(*d).evidence == Evidence::Good);
+        if e.footprints[tier as usize].is_none() || (seen && e.measured(tier).is_none()) {
             steps.push(Step::Measure { engine, tier });
         }
         steps.push(Step::Settle { engine, tier });

@@ -600,3 +600,14 @@ fn a_restart_of_what_a_stop_has_left_asks_whether_one_more_may_be_awake() {
     s.forget().command(Request::Restart { engine: B, rehearse: None, drain: Drain::default() });
     s.reads("#2 refused: A is awake on that device and max_awake is 1; use `switch` to hand the device over");
 }
+
+#[test]
+fn what_could_not_be_measured_stays_unknown() {
+    let mut s = Session::new(31, 45, &[Tier::Stopped]);
+    s.node.engine_mut(A).footprints = [None; 5];
+    s.command(Request::Start { engine: A, rehearse: None, awake: true });
+    s.ok_until(|a| matches!(a, Action::Measure { .. }));
+    s.answer(StepResult::Measured { used: vec![(GPU, None)], engine: None, host: None }).serving(A);
+    let measured = s.node.engine(A).footprints[Tier::Awake as usize];
+    assert_eq!(measured, Some(Footprint { device: None, host: None }), "unknown, not 0");
+}

@@ -117,7 +117,13 @@ impl Sys {
                 let unnoticed = self.exits.iter().any(|(x, life)| {
                     *x != e && *life == self.node.engine(*x).life && self.share_a_device(*x, e)
                 });
-                self.blind |= unnoticed;
+                // Nor can it be told whose bytes are left where two have ended at once.
+                let both = !self.procs[at].alive
+                    && self
+                        .node
+                        .ids()
+                        .any(|x| x != e && self.node.engine(x).dead && self.share_a_device(x, e));
+                self.blind |= unnoticed || both;
                 let within = bounds.iter().zip(&used).all(|(b, (_, used))| {
                     b.at_least.is_none_or(|least| *used >= least)
                         && b.at_most.is_none_or(|most| *used <= most)
