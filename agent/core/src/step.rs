@@ -17,6 +17,8 @@ mod judge;
 mod observe;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod total;
 
 use crate::effect::{Effect, Incident, Note};
 use crate::event::Event;

@@ -13,12 +13,13 @@ pub use work::{Called, WorkLog};
 
 use crate::clock;
 use crate::device::{AwaitOutcome, Sampler, Threshold};
-use crate::engine::{self as vllm, Depth, Drain, ProbeEnd, ProbeKind as Ask, ProbeResult};
+use crate::engine::{self as vllm, Depth, Drain, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
 use crate::events::{Context, Incident, Recorder};
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
 use crate::process::{LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
+use hotbunk_core::call::{CallOutcome, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
 use hotbunk_core::event::{Event, Survey};
@@ -32,6 +33,8 @@ use tokio::sync::mpsc;
 const WARM_UPS: u32 = 2;
 /// A survey's questions; an engine that does not answer within this is not known to be anything.
 const SURVEY: Duration = Duration::from_secs(2);
+/// How long `/health` may take once something has failed; it is answered by the HTTP server alone.
+const HEALTH: Duration = Duration::from_secs(1);
 /// A device reading older than this does not say what was before a step.
 const FRESH: Duration = Duration::from_millis(15);
 
@@ -125,7 +128,31 @@ impl Hands {
                 self.warm_up(&slot, &client, *deadline, purpose).await
             }
         };
-        (result, None)
+        (self.or_gone(&slot, result).await, None)
+    }
+
+    /// A failure of an engine whose core is dead is its death: its process ends a little later (CONTRACT 5), and until
+    /// then every call fails in its own way.
+    async fn or_gone(&self, slot: &EngineSlot, result: StepResult) -> StepResult {
+        let failed = match &result {
+            StepResult::Called(CallOutcome::Refused { status, .. })
+            | StepResult::Sleeping(SleepingAnswer::Refused { status, .. }) => *status >= 500,
+            StepResult::Called(CallOutcome::Gone { .. })
+            | StepResult::Sleeping(SleepingAnswer::Gone { .. })
+            | StepResult::ProbeFailed(_)
+            | StepResult::WarmUpFailed(_)
+            | StepResult::DrainImpossible(_) => true,
+            _ => false,
+        };
+        let Some(client) = slot.client().filter(|_| failed) else { return result };
+        match client.health(HEALTH).await {
+            Health::Ok | Health::Unknown => result,
+            // Before 0.11.2 a dead core is told by 500.
+            Health::Dead | Health::Refused { .. } => {
+                StepResult::Gone(self.with_last_line(slot, "its engine core is dead".to_owned()).await)
+            }
+            Health::Gone { message } => StepResult::Gone(self.with_last_line(slot, message).await),
+        }
     }
 
     /// Looks at an engine at rest; the answer comes as an event.
@@ -134,12 +161,13 @@ impl Hands {
         tokio::spawn(async move {
             let slot = hands.slot(engine);
             let Some(client) = slot.client() else { return };
+            let asked = slot.seen().changes;
             let (sleeping, progress) = tokio::join!(client.is_sleeping(SURVEY), client.progress(SURVEY));
             let progress = progress.unwrap_or_default();
             let in_flight =
                 progress.running.zip(progress.waiting).map(|(running, waiting)| running + waiting);
-            // An answer that comes after the end of the process is of nobody.
-            if slot.client().is_some() {
+            // Counted at rest, or not at all: it may have begun to move meanwhile, or be gone.
+            if slot.seen().changes == asked {
                 hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
                 slot.see(|seen| seen.in_flight = in_flight);
             }

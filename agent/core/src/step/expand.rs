@@ -46,9 +46,7 @@ impl Cx<'_> {
         let settled = e.condition == Condition::Settled;
         if tier == Tier::Stopped {
             let grace = e.spec.stop_grace;
-            // Requests that may be ended end with the process.
-            let waits = settled && e.tier == Tier::Awake && drain != DrainPolicy::Abort;
-            let drain = waits.then_some(Step::Drain(engine));
+            let drain = (settled && e.tier == Tier::Awake).then_some(Step::Drain(engine));
             return Ok([Some(Step::Close(engine)), drain]
                 .into_iter()
                 .flatten()
@@ -179,7 +177,7 @@ impl Cx<'_> {
                 (_, Condition::Failed(_)) => {}
                 // Died while something else was done. Its sweep is due in any case; where it has a device that this
                 // operation has not, it must wait until that is free.
-                _ if e.dead && e.spec.devices.iter().any(|d| !op.devices.contains(d)) => {}
+                _ if e.dead && !e.spec.devices.iter().all(|d| op.devices.contains(d)) => {}
                 _ if e.dead => steps.extend([Step::Kill(engine), Step::Launch { engine, rehearse: false }]),
                 (Tier::Awake, Condition::Settled) if e.admission => {}
                 (Tier::Awake, Condition::Settled) => steps.push(Step::Open(engine)),
