@@ -237,6 +237,18 @@ fn what_no_real_vllm_has_shown_is_listed_as_the_simulator_lists_it() {
 }
 
 #[test]
+fn the_queries_of_the_journal_run_on_its_schema() {
+    let journal = rusqlite::Connection::open_in_memory().unwrap();
+    journal.execute_batch(&read("agent/src/journal/schema_v1.sql")).unwrap();
+    let block = blocks(&section(&read("README.md"), "## The journal"), "sh").concat();
+    let queries: Vec<&str> = block.split('"').skip(1).step_by(2).collect();
+    assert!(!queries.is_empty());
+    for query in queries {
+        journal.prepare(query).unwrap_or_else(|error| panic!("{query}: {error}"));
+    }
+}
+
+#[test]
 fn design_figures_are_sums_of_the_profile() {
     let profile = Profile::load("l20").unwrap();
     let model = |role: &str| {
