@@ -1,6 +1,8 @@
 //! How long a leg will take: learned, else estimated from bytes.
 //!
-//! The estimates are for the first time only; every leg that ends replaces them with its own duration.
+//! The estimates are for the first time only; every leg that ends replaces them with its own duration. Parking moves a
+//! part of what a level-1 sleep moves, so where that is learned it bounds the estimate: on a machine that is faster
+//! than the constants here parking would else never be tried.
 
 use crate::ledger;
 use crate::state::Engine;
@@ -26,6 +28,10 @@ fn at(bytes: u64, rate: u64) -> Duration {
     Duration::from_micros(bytes / (rate / 1_000_000))
 }
 
+fn at_most(estimate: Duration, bound: Option<Duration>) -> Duration {
+    bound.map_or(estimate, |bound| estimate.min(bound))
+}
+
 /// From awake (or parked) down into a tier.
 pub fn enter_cost(engine: &Engine, tier: Tier) -> Duration {
     if let Some(learned) = engine.costs.enter[tier as usize] {
@@ -34,7 +40,7 @@ pub fn enter_cost(engine: &Engine, tier: Tier) -> Duration {
     let awake = ledger::bytes_at(engine, Tier::Awake).unwrap_or(0);
     match tier {
         Tier::Awake => Duration::ZERO,
-        Tier::Parked => FIXED,
+        Tier::Parked => at_most(FIXED, engine.costs.enter[Tier::Level1 as usize]),
         Tier::Level1 if engine.pinned => FIXED + at(awake, COPY),
         Tier::Level1 => FIXED + at(awake, PIN),
         Tier::Level2 => FIXED + at(awake, MAP),
@@ -51,7 +57,7 @@ pub fn leave_cost(engine: &Engine, tier: Tier) -> Duration {
     let kv = ledger::kv_bytes(engine).unwrap_or(0);
     match tier {
         Tier::Awake => Duration::ZERO,
-        Tier::Parked => at(kv, MAP) + PROBE,
+        Tier::Parked => at_most(at(kv, MAP) + PROBE, engine.costs.leave[Tier::Level1 as usize]),
         Tier::Level1 => at(awake.saturating_sub(kv), COPY) + at(awake, MAP) + PROBE,
         Tier::Level2 => at(awake.saturating_sub(kv), RELOAD) + at(awake, MAP) + PROBE,
         Tier::Stopped => START,
