@@ -265,14 +265,23 @@ async fn a_neighbour_takes_what_the_sleep_gives() {
     let mark = agent.mark().await;
     node.engine("A").fault("neighbour_alloc_in_sleep", None, None).await;
     let op = agent.run(Switch::to("B").strategy(SleepFirst)).await;
-    let seen = agent.incidents(mark).await;
-    assert_eq!(seen.iter().filter(|i| i.about == "A").count(), 1, "{op:#?}\n{seen:#?}");
-    // The neighbour goes.
+    assert_eq!(op.error.map(|e| e.code), Some(ErrorCode::SleepIncomplete));
+    // What it is: A's sleep was refused by vLLM, and somebody else's memory is there. That A cannot be restored is told
+    // as well. It waits for room then, and is not given up.
+    until("the foreign memory to be told", async || {
+        agent.incident_codes(mark).await.contains(&"foreign_memory gpu0".to_owned())
+    })
+    .await;
+    let mut seen = agent.incident_codes(mark).await;
+    seen.sort();
+    assert_eq!(seen[..3], ["foreign_memory gpu0", "rollback_failed A", "sleep_failed A"], "{seen:?}");
+    // The neighbour goes: A comes back by itself and serves.
     let foreign = node.used_by("foreign");
     assert!(foreign > 0);
     let owner = hotbunk_sim::ledger::Owner::of(1).unwrap();
     node.ledger(0).free(owner, "foreign", foreign).unwrap();
-    as_found(&agent).await;
+    agent.until_at("A", Tier::Awake).await;
     node.engine("A").serves().await;
+    agent.until_at("B", Tier::Level1).await;
     agent.stop().await;
 }
