@@ -162,7 +162,7 @@ pub fn engine(node: &Node, hands: &Hands, board: &Board, id: EngineId) -> wire::
         capabilities: caps.map(|c| wire::Capabilities {
             level1: c.can_level1(),
             level2: c.can_level2(),
-            park: c.can_park(),
+            park: c.can_park() && !e.cannot_park,
             freeze: c.can_freeze_into_level1(),
             abort: c.can_abort_in_sleep() || c.routes.abort_requests,
             retry: c.is_retry_safe(),

@@ -45,9 +45,9 @@ def covered($low; $high):
   "| handoffs | leave | order | drain | n | to first token, median s | max s | engine's own, median s | overhead, median s | max s |",
   "|---|---|---|---|---|---|---|---|---|---|",
   ($operations | map(select(.operation == "handoff" and .result == "ok"))
-   | group_by([.strategy, .leave, .order, (.drained > 0.05)])[]
+   | group_by([.strategy, .leave, .order, .drain, (.drained > 1)])[]
    | (map(select(.engine_s != null) | .first - .engine_s)) as $overhead
-   | "| \(.[0].strategy) | \(.[0].leave) | \(.[0].order) | \(if .[0].drained > 0.05 then .[0].drain + ", requests running" else .[0].drain end) | \(length) | \(map(.first) | median | seconds) | \(map(.first) | max | seconds) | \(map(select(.engine_s != null) | .engine_s) | median | seconds) | \($overhead | median | seconds) | \($overhead | max | seconds) |"),
+   | "| \(.[0].strategy) | \(.[0].leave) | \(.[0].order) | \(.[0].drain)\(if .[0].drained > 1 then ", for a stream" else "" end) | \(length) | \(map(.first) | median | seconds) | \(map(.first) | max | seconds) | \(map(select(.engine_s != null) | .engine_s) | median | seconds) | \($overhead | median | seconds) | \($overhead | max | seconds) |"),
   "",
   "| phase | engine | n | median, s | max, s |", "|---|---|---|---|---|",
   ([$page.entries[].record | select(.kind == "step_ended" and .outcome.result == "ok")] | group_by([.phase, .engine])[]

@@ -16,6 +16,8 @@
 //! | awake? | says no | give back, else end it |
 //! | bytes back? | no | end it: a probe would kill it anyway |
 //! | probe | no token, other tokens | once again; then end it (after level 2: that level is unsafe) |
+//! | bytes gone? | not to be seen | on its way out of awake: wake it again; further down: end it; stopped: believe the sweep |
+//! | drain, of an engine being stopped | process gone | go on: what is left of it goes the same way |
 //! | any | process gone | sweep it |
 //! | stopped, bytes gone? | no | its processes are gone: the bytes are not its own, and count as foreign |
 //!

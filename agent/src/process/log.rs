@@ -357,7 +357,8 @@ fn last_lines(path: &Path, count: usize) -> io::Result<Vec<String>> {
 ///
 /// A Python program names its exception in the last line of the traceback; vLLM's API server then adds one that only
 /// refers to it (`Engine core initialization failed. See root cause above.`). So: the last line with an exception that
-/// is not such a reference, else the last line.
+/// is not such a reference, else the last line that is not one of the HTTP server's about a request (the agent's own
+/// questions are the last thing that most engines wrote), else the last line.
 pub fn telling_line(lines: &[String]) -> Option<&str> {
     let refers = |line: &str| {
         line.contains("root cause above")
@@ -373,7 +374,11 @@ pub fn telling_line(lines: &[String]) -> Option<&str> {
         })
     };
     let lines = || lines.iter().rev().map(|line| line.trim()).filter(|line| !line.is_empty());
-    lines().find(|line| names_error(line) && !refers(line)).or_else(|| lines().next())
+    let about_a_request = |line: &str| line.contains(" HTTP/1.1\" ");
+    lines()
+        .find(|line| names_error(line) && !refers(line))
+        .or_else(|| lines().find(|line| !about_a_request(line)))
+        .or_else(|| lines().next())
 }
 
 #[cfg(test)]
@@ -494,6 +499,9 @@ mod tests {
         ]);
         assert!(telling_line(&vllm).expect("a line").contains("Free memory"));
         assert_eq!(telling_line(&tail(&["one", "two", " "])), Some("two"));
+        let access = r#"INFO:     127.0.0.1:54188 - "GET /metrics HTTP/1.1" 200 OK"#;
+        assert_eq!(telling_line(&tail(&["one", "two", access])), Some("two"));
+        assert_eq!(telling_line(&tail(&[access])), Some(access));
         assert_eq!(telling_line(&tail(&["", "  "])), None);
         assert_eq!(telling_line(&[]), None);
     }
