@@ -237,10 +237,16 @@ impl Run {
             CycleStep::Start { engine, .. } => {
                 let engine = self.engine(engine)?;
                 let rehearse = Some(planned.rehearse);
-                let request = if self.parts.switcher.node().engine(engine).process {
-                    Request::Restart { engine, rehearse, drain }
-                } else {
-                    Request::Start { engine, rehearse, awake: true }
+                let node = self.parts.switcher.node();
+                let found = node.engine(engine);
+                let request = match (found.process, found.tier) {
+                    (true, Tier::Awake) => Request::Restart { engine, rehearse, drain },
+                    // A restart would put it back to the tier it was found in; a plan counts on it to be awake.
+                    (true, _) => {
+                        self.operate(Request::Stop { engine, drain }, operations).await?;
+                        Request::Start { engine, rehearse, awake: true }
+                    }
+                    (false, _) => Request::Start { engine, rehearse, awake: true },
                 };
                 self.operate(request, operations).await
             }
