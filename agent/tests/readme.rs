@@ -213,19 +213,13 @@ fn metrics_are_those_of_the_agent() {
 }
 
 #[test]
-fn incidents_are_those_of_the_core() {
-    let source = read("agent/core/src/effect.rs");
-    let (_, codes) = source.split_once("impl Incident {").expect("where the codes are");
-    let (codes, _) = codes.split_once("\n}").expect("the end of it");
-    let core: BTreeSet<&str> = codes
-        .lines()
-        .filter_map(|l| l.split_once("=> \"")?.1.split_once('"'))
-        .map(|(code, _)| code)
-        .collect();
+fn incidents_are_those_of_core_and_shell() {
+    let core = hotbunk_core::effect::Incident::ALL.into_iter().map(|incident| incident.code());
+    let meant: BTreeSet<&str> = core.chain(hotbunk_agent::events::Incident::CODES).collect();
     let failing = section(&read("README.md"), "## When something fails");
     let (_, list) = failing.split_once("Each fault leaves").expect("the list of incidents");
     let named: BTreeSet<String> = spans(list).into_iter().filter(|s| !s.contains(' ')).collect();
-    assert_eq!(named.iter().map(String::as_str).collect::<BTreeSet<_>>(), core);
+    assert_eq!(named.iter().map(String::as_str).collect::<BTreeSet<_>>(), meant);
 }
 
 #[test]
@@ -240,6 +234,18 @@ fn what_no_real_vllm_has_shown_is_listed_as_the_simulator_lists_it() {
         }
     }
     assert_eq!(found, hotbunk_sim::UNVERIFIED);
+}
+
+#[test]
+fn the_queries_of_the_journal_run_on_its_schema() {
+    let journal = rusqlite::Connection::open_in_memory().unwrap();
+    journal.execute_batch(&read("agent/src/journal/schema_v1.sql")).unwrap();
+    let block = blocks(&section(&read("README.md"), "## The journal"), "sh").concat();
+    let queries: Vec<&str> = block.split('"').skip(1).step_by(2).collect();
+    assert!(!queries.is_empty());
+    for query in queries {
+        journal.prepare(query).unwrap_or_else(|error| panic!("{query}: {error}"));
+    }
 }
 
 #[test]
@@ -288,7 +294,8 @@ fn the_map_is_complete_and_everything_named_exists() {
     let readme = read("README.md");
     let map: BTreeSet<String> = rows(&section(&readme, "## Map"))
         .into_iter()
-        .map(|row| row[0].trim_matches(['`', '/']).to_owned())
+        .flat_map(|row| spans(&row[0]))
+        .map(|folder| folder.trim_matches('/').to_owned())
         .collect();
     for folder in &map {
         assert!(root().join(folder).is_dir(), "{folder} is in the map and nowhere else");
@@ -308,7 +315,7 @@ fn the_map_is_complete_and_everything_named_exists() {
         for target in links(&text) {
             assert!(root().join(&target).exists(), "{page} links to {target}");
         }
-        let ours = ["agent/", "ctl/", "systemd/", "tests/fixtures/", "tests/compat/", "tests/fake-nvml/"];
+        let ours = ["agent/", "ctl/", "systemd/", "tests/", "benches/"];
         for span in spans(&text).into_iter().filter(|s| ours.iter().any(|begin| s.starts_with(begin))) {
             let path = span.split([' ', ':', '(']).next().unwrap_or_default();
             assert!(root().join(path).exists(), "{page} names {path}");

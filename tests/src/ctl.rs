@@ -22,7 +22,6 @@ impl Done {
     /// # Panics
     /// It was another.
     #[track_caller]
-    #[must_use]
     pub fn exits(self, code: hotbunk_api::error::ExitCode) -> Self {
         let wanted = i32::from(code.number());
         assert_eq!(self.code, Some(wanted), "stdout: {}\nstderr: {}", self.stdout, self.stderr);

@@ -88,6 +88,15 @@ impl EngineSetup {
         self
     }
 
+    /// Ids are unique on a node: a second engine in one role serves a model of its own.
+    fn model(&self, profile: &EngineProfile) -> String {
+        if self.name == self.role {
+            profile.model.clone()
+        } else {
+            format!("{}-{}", profile.model, self.name)
+        }
+    }
+
     fn table(&self, dir: &Path, profile: &EngineProfile, devices: &[DeviceSetup]) -> String {
         let on: Vec<&DeviceSetup> = self.devices.iter().map(|at| &devices[*at]).collect();
         let ledgers: Vec<String> = on.iter().map(|d| d.ledger(dir).display().to_string()).collect();
@@ -102,6 +111,7 @@ impl EngineSetup {
         ];
         let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
         flag("role", self.role.clone());
+        flag("model", self.model(profile));
         flag("port", self.port.to_string());
         flag("speed", format!("{:?}", self.speed));
         flag("version", self.version.clone());
@@ -117,7 +127,7 @@ impl EngineSetup {
         let names: Vec<String> = on.iter().map(|d| quote(&d.name)).collect();
         let defaults = [
             ("name", quote(&self.name)),
-            ("model", quote(&profile.model)),
+            ("model", quote(&self.model(profile))),
             ("port", self.port.to_string()),
             ("devices", format!("[{}]", names.join(", "))),
             ("command", format!("[{}]", words.join(", "))),
@@ -246,7 +256,8 @@ impl Setup {
         self
     }
 
-    /// A line of `[node]`. It replaces a default line for the same key.
+    /// A line of `[node]`. It replaces a default line for the same key. `{dir}` becomes the node's directory, here and
+    /// everywhere in the configuration.
     #[must_use]
     pub fn node_line(mut self, line: &str) -> Self {
         self.node_lines.push(line.to_owned());
@@ -300,11 +311,11 @@ impl Setup {
             dir.path().display()
         );
         fs::write(dir.path().join("launch.sh"), launch).expect("the launcher");
-        let config = self.config(dir.path(), &profile);
+        let config = self.config(dir.path(), &profile).replace("{dir}", &dir.path().display().to_string());
         fs::write(dir.path().join("hotbunk.toml"), config).expect("the configuration");
         let engines = self.engines.iter().map(|e| {
-            let model = profile.engine(&e.role).expect("a role of the profile").model.clone();
-            Engine::new(&e.name, e.port, &model)
+            let figures = profile.engine(&e.role).expect("a role of the profile");
+            Engine::new(&e.name, e.port, &e.model(figures))
         });
         let ledgers =
             self.devices.iter().map(|d| DeviceLedger::open(&d.ledger(dir.path())).expect("the ledger"));

@@ -177,3 +177,141 @@ pub fn human(bytes: u64) -> String {
         format!("{} MiB", bytes >> 20)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backoff::BackoffPolicy;
+    use crate::spec::{
+        DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy as Named, Timeouts,
+    };
+    use crate::state::Footprint;
+    use proptest::prelude::*;
+    use std::time::Duration;
+
+    const CAPACITY: u64 = 1000;
+    const RESERVE: u64 = 50;
+    const SLACK: u64 = 7;
+
+    fn node(on: &[Vec<u16>], foreign: &[u64]) -> Node {
+        let engine = |(at, devices): (usize, &Vec<u16>)| EngineSpec {
+            name: format!("E{at}"),
+            devices: devices.iter().map(|d| DeviceId(*d)).collect(),
+            levels: Levels { parked: true, level1: true, level2: true },
+            rest: Tier::Level1,
+            autostart: true,
+            rehearse: false,
+            estimate: Estimate::default(),
+            timeouts: Timeouts::default(),
+            stop_grace: Duration::from_secs(5),
+            backoff: BackoffPolicy::default(),
+        };
+        let device = |at: usize| DeviceSpec {
+            name: format!("gpu{at}"),
+            evidence: true,
+            capacity: Some(CAPACITY),
+            reserve: RESERVE,
+            slack: SLACK,
+            max_awake: 1,
+        };
+        let policy = Policy {
+            strategy: Named::Auto,
+            leave: None,
+            drain: DrainPolicy::Wait,
+            drain_deadline: Duration::from_secs(30),
+            host_budget: None,
+            stall_after: Duration::from_secs(60),
+        };
+        let specs = on.iter().enumerate().map(engine).collect();
+        let mut node = Node::new(specs, (0..foreign.len()).map(device).collect(), policy, 1);
+        node.devices.iter_mut().zip(foreign).for_each(|(d, f)| d.foreign = *f);
+        node
+    }
+
+    /// What the test keeps by hand: of each engine on each device, bytes held and reserved.
+    type ByHand = Vec<Vec<(u64, u64)>>;
+
+    proptest! {
+        #[test]
+        fn any_course_of_reservations_equals_counting_by_hand(
+            on in prop::collection::vec(
+                prop_oneof![Just(vec![0u16]), Just(vec![1]), Just(vec![0, 1])], 1..6),
+            foreign in prop::array::uniform2(0u64..200),
+            course in prop::collection::vec((0usize..6, 0u64..700, 0usize..5, any::<bool>()), 1..60),
+        ) {
+            let mut node = node(&on, &foreign);
+            let mut hand: ByHand = vec![vec![(0, 0); on.len()]; 2];
+            for (at, bytes, tier, reserve) in course {
+                let at = at % on.len();
+                let engine = EngineId(u16::try_from(at).unwrap_or(0));
+                let tier = Tier::ALL[tier];
+                // By hand: it fits if on each of its devices all others and the larger of now and then fit.
+                let missing = |hand: &ByHand| on[at].iter().find_map(|d| {
+                    let d = usize::from(*d);
+                    let mut sum = foreign[d] + RESERVE;
+                    for (other, (held, reserved)) in hand[d].iter().enumerate() {
+                        sum += if other == at { bytes.max(*held) } else { held + reserved };
+                    }
+                    (sum > CAPACITY).then(|| (d, sum - CAPACITY))
+                });
+                let short = shortfall(&node, engine, bytes).map(|s| (usize::from(s.device.0), s.missing));
+                prop_assert_eq!(short, missing(&hand));
+                if reserve {
+                    if short.is_some() {
+                        continue;
+                    }
+                    let e = node.engine_mut(engine);
+                    e.reserved = bytes.saturating_sub(e.held);
+                    for d in &on[at] {
+                        let (held, reserved) = &mut hand[usize::from(*d)][at];
+                        *reserved = bytes.saturating_sub(*held);
+                    }
+                } else {
+                    // Verified somewhere: never more than was charged.
+                    let e = node.engine_mut(engine);
+                    let held = bytes.min(e.held + e.reserved);
+                    (e.held, e.reserved) = (held, 0);
+                    e.footprints[tier as usize] = Some(Footprint { device: Some(held), host: None });
+                    for d in &on[at] {
+                        hand[usize::from(*d)][at] = (held, 0);
+                    }
+                }
+                for d in 0..2u16 {
+                    let device = DeviceId(d);
+                    let of_all = |f: fn(&(u64, u64)) -> u64| hand[usize::from(d)].iter().map(f).sum::<u64>();
+                    prop_assert_eq!(charged(&node, device), of_all(|(held, reserved)| held + reserved));
+                    // I2, at every instant.
+                    prop_assert!(charged(&node, device) + foreign[usize::from(d)] + RESERVE <= CAPACITY);
+                    if let (Some(bytes), true) = (node.engine(engine).measured(tier), on[at].contains(&d)) {
+                        let others = of_all(|(held, _)| *held) - hand[usize::from(d)][at].0;
+                        let expected = foreign[usize::from(d)] + others + bytes;
+                        prop_assert_eq!(expected_used(&node, device, engine, tier), Some(expected));
+                        prop_assert_eq!(release_threshold(&node, device, engine, tier), Some(expected + SLACK));
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_nobody_measured_or_declared_is_not_known() {
+        let node = node(&[vec![0]], &[0, 0]);
+        let e = node.engine(EngineId(0));
+        assert_eq!((bytes_at(e, Tier::Awake), bytes_at(e, Tier::Parked), kv_bytes(e)), (None, None, None));
+        assert_eq!((start_need(e), host_need(e)), (None, None));
+        assert_eq!(bytes_at(e, Tier::Stopped), Some(0));
+        assert_eq!(residence_threshold(&node, DeviceId(0), EngineId(0)), None);
+    }
+
+    #[test]
+    fn an_unmeasured_tier_must_free_nine_tenths_of_what_it_should() {
+        let mut node = node(&[vec![0], vec![0]], &[30, 0]);
+        node.engine_mut(EngineId(1)).held = 100;
+        let e = node.engine_mut(EngineId(0));
+        e.spec.estimate =
+            Estimate { weights: Some(200), kv_cache: Some(80), residual: 20, ..Estimate::default() };
+        // 30 foreign, 100 of the neighbour, 300 awake less 0.9 × 280 (or × 80, parked), slack.
+        assert_eq!(release_threshold(&node, DeviceId(0), EngineId(0), Tier::Level1), Some(130 + 48 + SLACK));
+        assert_eq!(release_threshold(&node, DeviceId(0), EngineId(0), Tier::Parked), Some(130 + 228 + SLACK));
+    }
+}

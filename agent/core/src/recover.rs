@@ -16,7 +16,10 @@
 //! | awake? | says no | give back, else end it |
 //! | bytes back? | no | end it: a probe would kill it anyway |
 //! | probe | no token, other tokens | once again; then end it (after level 2: that level is unsafe) |
+//! | bytes gone? | not to be seen | on its way out of awake: wake it again; further down: end it; stopped: believe the sweep |
+//! | drain, of an engine being stopped | process gone | go on: what is left of it goes the same way |
 //! | any | process gone | sweep it |
+//! | stopped, bytes gone? | no | its processes are gone: the bytes are not its own, and count as foreign |
 //!
 //! "End it" goes on where the engine was on its way out (its bytes are gone, which is what the handoff needs), and gives
 //! the operation up otherwise; giving up restores what served before.
@@ -59,7 +62,11 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
     let park_refused =
         matches!(step, Step::Call { call: Call::ReleaseKvCache, .. }) && cause == Cause::CallRefused;
     match (step, cause) {
-        (Step::AwaitRelease { tier: Tier::Stopped, .. }, Cause::NoEvidence) => Recovery::Accept,
+        // Its processes are gone, and with them its bytes: what is there all the same is somebody else's, and the next
+        // look at the device says so.
+        (Step::AwaitRelease { tier: Tier::Stopped, .. }, Cause::NoEvidence | Cause::ReleaseIncomplete) => {
+            Recovery::Accept
+        }
         (Step::AwaitRelease { tier: Tier::Stopped, .. } | Step::Stop { .. }, _) => Recovery::Leftovers(id),
         // It was to be stopped: what is left of it goes the same way.
         (Step::Drain(_), Cause::Gone) if is_being_stopped(op, id) => Recovery::First(Vec::new()),

@@ -1,5 +1,9 @@
 //! `step`: one event in, the state changed, effects out. Total: no event panics it, in no state.
 //!
+//! What the shell promises in return: engine and device ids in an event are of this node's configuration, the number of
+//! a command was drawn with [`Node::number`], and each ticket is answered once. Anything else may be late, doubled or
+//! senseless.
+//!
 //! ```text
 //!   command ──► admit ──► operation ──► advance ──► action at the edge ──► done ──► judge ──► advance …
 //!                 │ refused / joined / queued            ▲                      │ failed
@@ -17,6 +21,8 @@ mod judge;
 mod observe;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod total;
 
 use crate::effect::{Effect, Incident, Note};
 use crate::event::Event;

@@ -58,6 +58,8 @@ pub struct Node {
     pub sampling: Sampling,
     /// How often the world is compared with what is believed of it. Default 5 s.
     pub reconcile_interval: Duration,
+    /// How long requests may run without a single token before the engine counts as stalled. Default 60 s.
+    pub stall_after: Duration,
     /// Host bytes that engines' pinned memory must leave free. Default 4 GiB.
     pub host_memory_reserve: u64,
     /// How long an orderly shutdown may take before what is left is killed. Default 60 s.

@@ -68,6 +68,8 @@ section! {
         host_sample_interval: Span,
         /// How often the world is compared with what is believed of it. Default 5s.
         reconcile_interval: Span,
+        /// How long requests may run without a single token before the engine counts as stalled. Default 60s.
+        stall_after: Span,
         /// Host memory that pinned weights must leave free. Default 4GiB.
         host_memory_reserve: Size,
         /// How long an orderly shutdown may take before what is left is killed. Default 60s.

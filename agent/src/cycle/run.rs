@@ -12,7 +12,7 @@ use hotbunk_api::error::{ApiError, ErrorCode};
 use hotbunk_api::words::State;
 use hotbunk_core::event::{By, Drain, Request};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
-use hotbunk_core::state::Node;
+use hotbunk_core::state::{Engine, Node};
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 use hotbunk_measure::load::{RoundSpec, run_round};
@@ -87,7 +87,11 @@ impl Run {
                 break;
             }
         }
-        self.close_window(window).await;
+        if window.is_some() {
+            self.close_window(window).await;
+            // The last window's margin belongs to the run: its samples are taken before the report can be asked for.
+            tokio::time::sleep(self.plan.margin.div_f64(self.speed)).await;
+        }
         let outcome = match &failure {
             None => Outcome::Ok,
             Some(Stop::Cancelled) => {
@@ -95,10 +99,15 @@ impl Run {
                 Outcome::Cancelled
             }
             Some(Stop::Failed(code, message)) => {
+                // Whatever served before the run serves again: nobody may be there to see to it.
+                if found.engines.iter().any(Engine::is_serving) {
+                    self.restore(&found).await;
+                }
                 Outcome::Failed { code: code.clone(), message: message.clone() }
             }
         };
         // What was sampled up to here belongs to the run.
+        self.parts.hands.host.sample_now().await;
         self.parts.hands.sampler.flush().await;
         self.record(vec![Record::RunEnded { outcome: outcome.clone() }]).await;
         drop(self.parts.hands.recorder.journal().flush().await);
@@ -237,18 +246,18 @@ impl Run {
             CycleStep::Start { engine, .. } => {
                 let engine = self.engine(engine)?;
                 let rehearse = Some(planned.rehearse);
+                self.make_way(engine, operations).await?;
                 let node = self.parts.switcher.node();
-                let found = node.engine(engine);
-                let request = match (found.process, found.tier) {
-                    (true, Tier::Awake) => Request::Restart { engine, rehearse, drain },
-                    // A restart would put it back to the tier it was found in; a plan counts on it to be awake.
-                    (true, _) => {
-                        self.operate(Request::Stop { engine, drain }, operations).await?;
-                        Request::Start { engine, rehearse, awake: true }
-                    }
-                    (false, _) => Request::Start { engine, rehearse, awake: true },
-                };
-                self.operate(request, operations).await
+                let e = node.engine(engine);
+                if e.process && e.tier == Tier::Awake {
+                    let request = Request::Restart { engine, rehearse, drain };
+                    return self.operate(request, operations).await;
+                }
+                // A restart would bring one that sleeps back to sleep; the cycle goes on with it awake.
+                if e.process {
+                    self.operate(Request::Stop { engine, drain }, operations).await?;
+                }
+                self.operate(Request::Start { engine, rehearse, awake: true }, operations).await
             }
             CycleStep::Sleep { engine, tier } => {
                 let request = Request::Sleep { engine: self.engine(engine)?, tier: Some(*tier), drain };
@@ -287,6 +296,25 @@ impl Run {
                 self.load(index, self.engine(engine)?, &spec, *rounds).await
             }
         }
+    }
+
+    /// On a node that serves, others are awake: as many as are too many go to rest.
+    async fn make_way(&self, engine: EngineId, operations: &mut Vec<OperationId>) -> Result<(), Stop> {
+        let node = self.parts.switcher.node();
+        let devices = &node.engine(engine).spec.devices;
+        let most = devices.iter().map(|d| node.device(*d).spec.max_awake).min().unwrap_or(1).max(1);
+        let mut others: Vec<EngineId> = node
+            .ids()
+            .filter(|id| *id != engine && node.engine(*id).tier == Tier::Awake)
+            .filter(|id| node.engine(*id).spec.devices.iter().any(|d| devices.contains(d)))
+            .collect();
+        others.sort_by_key(|id| node.engine(*id).awake_since);
+        let surplus = (others.len() + 1).saturating_sub(usize::from(most));
+        for other in others.into_iter().take(surplus) {
+            let request = Request::Sleep { engine: other, tier: None, drain: Drain::default() };
+            self.operate(request, operations).await?;
+        }
+        Ok(())
     }
 
     fn engine(&self, name: &str) -> Result<EngineId, Stop> {

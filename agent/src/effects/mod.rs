@@ -12,13 +12,15 @@ pub use seen::{Compared, Seen, Stopped};
 pub use work::{Called, WorkLog};
 
 use crate::clock;
-use crate::device::{AwaitOutcome, Sampler, Threshold};
-use crate::engine::{self as vllm, Depth, Drain, ProbeEnd, ProbeKind as Ask, ProbeResult};
+use crate::device::{AwaitOutcome, Reading, Sampler, Threshold};
+use crate::engine::{self as vllm, Depth, Drain, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
 use crate::events::{Context, Incident, Recorder};
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
 use crate::process::{LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
+use hotbunk_core::call::Call;
+use hotbunk_core::call::{CallOutcome, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
 use hotbunk_core::event::{Event, Survey};
@@ -32,6 +34,8 @@ use tokio::sync::mpsc;
 const WARM_UPS: u32 = 2;
 /// A survey's questions; an engine that does not answer within this is not known to be anything.
 const SURVEY: Duration = Duration::from_secs(2);
+/// How long `/health` may take once something has failed; it is answered by the HTTP server alone.
+const HEALTH: Duration = Duration::from_secs(1);
 /// A device reading older than this does not say what was before a step.
 const FRESH: Duration = Duration::from_millis(15);
 
@@ -50,6 +54,17 @@ pub struct Hands {
     pub recorder: Recorder,
     /// Back to the owner of the state.
     pub inputs: mpsc::UnboundedSender<Input>,
+}
+
+/// How good a reading beside a step must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// Whatever is there.
+    Newest,
+    /// Of just now.
+    Fresh,
+    /// Of just now, and with the processes' own bytes.
+    Processes,
 }
 
 /// What an action is done for: names for records, and what the core knows of the engine.
@@ -76,11 +91,17 @@ impl Hands {
         let hands = Arc::clone(self);
         let slot = self.slot(action.engine());
         let task = tokio::spawn(async move {
-            let must_be_fresh =
-                matches!(action, Action::Call { .. } | Action::Stop { .. } | Action::Spawn { .. });
-            let before = hands.bytes(action.engine(), &purpose, must_be_fresh).await;
+            let need = match &action {
+                Action::Call { call: Call::Sleep { .. } | Call::ReleaseKvCache, .. } => Need::Processes,
+                Action::Call { .. } | Action::Stop { .. } | Action::Spawn { .. } => Need::Fresh,
+                _ => Need::Newest,
+            };
+            let before = hands.bytes(action.engine(), &purpose, need).await;
             let (result, pss) = hands.perform(&action, &purpose).await;
-            let after = hands.bytes(action.engine(), &purpose, false).await;
+            // Evidence is recorded as it was seen, the engine's own bytes included.
+            let evidence = matches!(action, Action::AwaitUsed { .. });
+            let need = if evidence { Need::Processes } else { Need::Newest };
+            let after = hands.bytes(action.engine(), &purpose, need).await;
             // An error means that the switcher has ended.
             let _ = hands.inputs.send(Input::Done { ticket, result, around: Around { before, after, pss } });
         });
@@ -125,7 +146,31 @@ impl Hands {
                 self.warm_up(&slot, &client, *deadline, purpose).await
             }
         };
-        (result, None)
+        (self.or_gone(&slot, result).await, None)
+    }
+
+    /// A failure of an engine whose core is dead is its death: its process ends a little later (CONTRACT 5), and until
+    /// then every call fails in its own way.
+    async fn or_gone(&self, slot: &EngineSlot, result: StepResult) -> StepResult {
+        let failed = match &result {
+            StepResult::Called(CallOutcome::Refused { status, .. })
+            | StepResult::Sleeping(SleepingAnswer::Refused { status, .. }) => *status >= 500,
+            StepResult::Called(CallOutcome::Gone { .. })
+            | StepResult::Sleeping(SleepingAnswer::Gone { .. })
+            | StepResult::ProbeFailed(_)
+            | StepResult::WarmUpFailed(_)
+            | StepResult::DrainImpossible(_) => true,
+            _ => false,
+        };
+        let Some(client) = slot.client().filter(|_| failed) else { return result };
+        match client.health(HEALTH).await {
+            Health::Ok | Health::Unknown => result,
+            // Before 0.11.2 a dead core is told by 500.
+            Health::Dead | Health::Refused { .. } => {
+                StepResult::Gone(self.with_last_line(slot, "its engine core is dead".to_owned()).await)
+            }
+            Health::Gone { message } => StepResult::Gone(self.with_last_line(slot, message).await),
+        }
     }
 
     /// Looks at an engine at rest; the answer comes as an event.
@@ -134,12 +179,13 @@ impl Hands {
         tokio::spawn(async move {
             let slot = hands.slot(engine);
             let Some(client) = slot.client() else { return };
+            let asked = slot.seen().changes;
             let (sleeping, progress) = tokio::join!(client.is_sleeping(SURVEY), client.progress(SURVEY));
             let progress = progress.unwrap_or_default();
             let in_flight =
                 progress.running.zip(progress.waiting).map(|(running, waiting)| running + waiting);
-            // An answer that comes after the end of the process is of nobody.
-            if slot.client().is_some() {
+            // Counted at rest, or not at all: it may have begun to move meanwhile, or be gone.
+            if slot.seen().changes == asked {
                 hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
                 slot.see(|seen| seen.in_flight = in_flight);
             }
@@ -149,16 +195,26 @@ impl Hands {
     }
 
     /// Memory now, as far as it is known: the newest reading, or a new one.
-    async fn bytes(&self, engine: EngineId, purpose: &Purpose, must_be_fresh: bool) -> Bytes {
+    async fn bytes(&self, engine: EngineId, purpose: &Purpose, need: Need) -> Bytes {
         let name = &self.slot(engine).config.name;
         let rss = self.host.latest(name).and_then(|reading| reading.rss);
         let Some(device) = purpose.device else { return Bytes { rss, ..Bytes::default() } };
         let latest = self.sampler.latest(device);
         let stale = latest.as_ref().is_none_or(|reading| reading.age(clock::now()) > FRESH);
-        let reading = if must_be_fresh && stale { self.sampler.read_now(device).await.ok() } else { latest };
+        let listed = latest.as_ref().is_some_and(Reading::has_own_processes);
+        let read = match need {
+            Need::Newest => false,
+            Need::Fresh => stale,
+            Need::Processes => stale || !listed,
+        };
+        let reading = if read { self.sampler.read_now(device).await.ok() } else { latest };
         Bytes {
             device: reading.as_ref().map(|r| r.used),
-            engine: reading.as_ref().and_then(|r| self.sampler.engine_bytes(r, name)),
+            // A list of processes that was only carried along says nothing of this instant.
+            engine: reading
+                .as_ref()
+                .filter(|r| r.has_own_processes())
+                .and_then(|r| self.sampler.engine_bytes(r, name)),
             rss,
         }
     }

@@ -36,6 +36,8 @@ pub struct Seen {
     pub canary: Option<Compared>,
     /// Requests running or waiting in it, at its last survey since it came to rest.
     pub in_flight: Option<u64>,
+    /// Raised with each change of tier or condition: an answer to a question from before it is stale.
+    pub changes: u64,
 }
 
 impl Seen {
@@ -46,6 +48,7 @@ impl Seen {
             Note::Transition { to, reason, .. } => {
                 // Surveys are of engines at rest: what was counted before says nothing now.
                 self.in_flight = None;
+                self.changes += 1;
                 if *to == "stopped" {
                     self.stopped = Some(match reason.as_str() {
                         _ if closing => Stopped::Shutdown,
@@ -112,7 +115,7 @@ mod tests {
         seen.note(&crashed("A: killed by SIGKILL"), false);
         seen.note(&transition("backoff", "its process is gone"), false);
         assert_eq!(seen.trouble.as_deref(), Some("A: killed by SIGKILL"));
-        assert_eq!(seen.in_flight, None);
+        assert_eq!((seen.in_flight, seen.changes), (None, 1));
         seen.canary = Some(Compared { matched: true, at: 1.0 });
         seen.spawned();
         assert_eq!(seen.canary, None);

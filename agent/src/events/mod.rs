@@ -13,7 +13,7 @@
 //! ```
 //!
 //! Where the journal fails, the other three still happen, the failure is said once, and the caller gets the error: a
-//! step whose record is not durable must not act.
+//! step whose record is not durable has left no trace in the journal.
 
 mod incident;
 mod observe;

@@ -108,7 +108,7 @@ pub(crate) fn one_of_each() -> Vec<Record> {
             runtime: "vLLM 0.31.0".into(),
             gpu: "1 × NVIDIA L20".into(),
             kv_gib: Some(4.0),
-            device_source: Some("nvml".into()),
+            device_source: None,
             simulated: Some(SimulatedRun { profile: "l20".into(), speed: 20.0, host_scale: 256.0 }),
         },
         Record::CycleStepBegan { index: 0 },

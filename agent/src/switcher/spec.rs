@@ -7,9 +7,6 @@ use hotbunk_core::spec::{DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, 
 use hotbunk_core::tier::Tier;
 use std::time::Duration;
 
-/// Requests running and no token for this long: stalled.
-const STALL_AFTER: Duration = Duration::from_secs(60);
-
 /// Devices, before they have been read. `memory` gives the physical bytes of those that have been.
 pub fn devices(config: &Config, memory: impl Fn(&str) -> Option<u64>) -> Vec<DeviceSpec> {
     let device = |d: &config::Device| DeviceSpec {
@@ -101,7 +98,7 @@ pub fn policy(config: &Config, host_total: Option<u64>) -> Policy {
         drain: drain(config.policy.drain),
         drain_deadline: config.policy.drain_deadline,
         host_budget: host_total.map(|total| total.saturating_sub(config.node.host_memory_reserve)),
-        stall_after: STALL_AFTER,
+        stall_after: config.node.stall_after,
     }
 }
 

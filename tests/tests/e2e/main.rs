@@ -1,4 +1,13 @@
 //! The agent, end to end: real processes, real signals, real sockets; only vLLM and the device are simulated.
 
 mod boot;
+mod cycles;
+mod draining;
+mod drift;
+mod faults;
+mod nvml;
+mod process;
+mod several;
+mod starting;
 mod switching;
+mod versions;

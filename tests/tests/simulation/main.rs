@@ -5,7 +5,7 @@
 //! more and the node must come to rest. Seeds that once failed stay in [`KNOWN`]. `HOTBUNK_SIMULATION_SEEDS=N` runs N new
 //! seeds instead of a few; `HOTBUNK_SIMULATION_FIRST=S` begins with seed S, to run a failed one again.
 
-#[path = "../model/system.rs"]
+#[path = "../model/system/mod.rs"]
 mod system;
 #[path = "../model/world.rs"]
 mod world;
@@ -20,7 +20,7 @@ use hotbunk_core::time::Moment;
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::time::{Duration, Instant, SystemTime};
-use system::{Act, Config, How, NOW, Setting, Sys, UNIT};
+use system::{Act, Config, How, NOW, Planted, Setting, Sys, UNIT};
 use world::{Size, vllm};
 
 /// Seeds that are always run: the first few, and every one that found something.
@@ -81,7 +81,8 @@ fn node(dice: &mut Dice) -> Config {
             };
             let weights = (2 + dice.roll(24)) / 2 * 2;
             let size = Size { weights: weights * UNIT, kv: (1 + dice.roll(6)) * UNIT, residual: UNIT };
-            let caps = vllm(minor);
+            let mut caps = vllm(minor);
+            caps.workers = if dice.one_in(5) { 2 } else { 1 };
             let tiers: &[Tier] = if caps.can_park() {
                 &[Tier::Awake, Tier::Parked, Tier::Level1, Tier::Stopped]
             } else {
@@ -135,11 +136,12 @@ fn node(dice: &mut Dice) -> Config {
         commands: u8::MAX,
         faults: u8::MAX,
         surveys: true,
-        deaths: true,
+        deaths: !dice.one_in(6),
         cold: dice.one_in(2),
         rehearse: dice.one_in(2),
+        places_are_taken: true,
         drain: dice.of(&[DrainPolicy::Wait, DrainPolicy::Wait, DrainPolicy::Freeze, DrainPolicy::Abort]),
-        planted: None,
+        planted: Planted::default(),
     }
 }
 
@@ -247,7 +249,9 @@ impl Life {
                 }
                 _ => Act::Die(victim),
             };
-            earlier(self.trouble, trouble);
+            if self.config.deaths || !matches!(trouble, Act::Die(_)) {
+                earlier(self.trouble, trouble);
+            }
         }
         let (at, act) = next;
         self.now = at;
@@ -323,7 +327,6 @@ fn run(seed: u64) -> Result<(usize, u32), String> {
 }
 
 fn run_all(what: &str, seeds: impl Iterator<Item = u64>) {
-    std::panic::set_hook(Box::new(|_| {}));
     let began = Instant::now();
     let (mut steps, mut faults, mut count) = (0, 0, 0u32);
     let mut failed = Vec::new();
@@ -333,7 +336,6 @@ fn run_all(what: &str, seeds: impl Iterator<Item = u64>) {
             Err(why) => failed.push(why),
         }
     }
-    let _ = std::panic::take_hook();
     let per_second = steps as f64 / began.elapsed().as_secs_f64().max(1e-9);
     let _ = writeln!(
         std::io::stderr(),

@@ -265,7 +265,7 @@ fn build(node: &Node, ask: &Ask, order: Order, leave: Tier, outgoing: &[EngineId
         }
     };
     let need = need(node, ask.to);
-    let (demoted, left) = make_room(node, ask, need, left, &rise)?;
+    let Room { demoted, left } = make_room(node, ask, need, left, &rise)?;
 
     let mut steps: Vec<Step> =
         demoted.iter().map(|(engine, tier)| Step::Fall { engine: *engine, tier: *tier }).collect();
@@ -301,8 +301,13 @@ fn build(node: &Node, ask: &Ask, order: Order, leave: Tier, outgoing: &[EngineId
     })
 }
 
-/// What engines hold on each of their devices, bytes.
-type Held = Vec<(EngineId, u64)>;
+/// How room was made.
+struct Room {
+    /// Engines that must go further down, and where to.
+    demoted: Vec<(EngineId, Tier)>,
+    /// What each engine that has fallen holds when the incoming one takes its memory, bytes.
+    left: Vec<(EngineId, u64)>,
+}
 
 /// Which parked engines must go further down so that `to` fits, the longest unused first; and what each engine that has
 /// fallen holds when `to` takes its memory.
@@ -312,8 +317,8 @@ fn make_room(
     need: Option<u64>,
     mut left: Vec<(EngineId, u64)>,
     rise: &Step,
-) -> Result<(Vec<(EngineId, Tier)>, Held), Refusal> {
-    let Some(need) = need else { return Ok((Vec::new(), left)) };
+) -> Result<Room, Refusal> {
+    let Some(need) = need else { return Ok(Room { demoted: Vec::new(), left }) };
     let mut demoted = Vec::new();
     let mut others: Vec<EngineId> = node
         .ids()
@@ -337,7 +342,7 @@ fn make_room(
             demoted.push((victim, tier));
         }
     }
-    Ok((demoted, left))
+    Ok(Room { demoted, left })
 }
 
 /// Whether an engine can be taken down to a tier from where it is.

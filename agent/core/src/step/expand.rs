@@ -7,7 +7,7 @@ use crate::plan;
 use crate::program::Step;
 use crate::sequence;
 use crate::spec::DrainPolicy;
-use crate::state::Condition;
+use crate::state::{Condition, Evidence};
 use crate::tier::Tier;
 use std::time::Duration;
 
@@ -46,9 +46,7 @@ impl Cx<'_> {
         let settled = e.condition == Condition::Settled;
         if tier == Tier::Stopped {
             let grace = e.spec.stop_grace;
-            // Requests that may be ended end with the process.
-            let waits = settled && e.tier == Tier::Awake && drain != DrainPolicy::Abort;
-            let drain = waits.then_some(Step::Drain(engine));
+            let drain = (settled && e.tier == Tier::Awake).then_some(Step::Drain(engine));
             return Ok([Some(Step::Close(engine)), drain]
                 .into_iter()
                 .flatten()
@@ -68,7 +66,8 @@ impl Cx<'_> {
         let mut steps = vec![Step::Close(engine), Step::Drain(engine), Step::Take(engine)];
         steps.extend(calls.into_iter().map(|call| Step::Call { engine, call }));
         steps.extend([Step::ConfirmAsleep(engine), Step::AwaitRelease { engine, tier }]);
-        if e.footprints[tier as usize].is_none() {
+        let seen = e.spec.devices.iter().all(|d| self.node.device(*d).evidence == Evidence::Good);
+        if e.footprints[tier as usize].is_none() || (seen && e.measured(tier).is_none()) {
             steps.push(Step::Measure { engine, tier });
         }
         steps.push(Step::Settle { engine, tier });
@@ -179,7 +178,7 @@ impl Cx<'_> {
                 (_, Condition::Failed(_)) => {}
                 // Died while something else was done. Its sweep is due in any case; where it has a device that this
                 // operation has not, it must wait until that is free.
-                _ if e.dead && e.spec.devices.iter().any(|d| !op.devices.contains(d)) => {}
+                _ if e.dead && !e.spec.devices.iter().all(|d| op.devices.contains(d)) => {}
                 _ if e.dead => steps.extend([Step::Kill(engine), Step::Launch { engine, rehearse: false }]),
                 (Tier::Awake, Condition::Settled) if e.admission => {}
                 (Tier::Awake, Condition::Settled) => steps.push(Step::Open(engine)),

@@ -185,7 +185,7 @@ impl Cx<'_> {
 
     /// The first time at a tier: what is left on the device is its footprint.
     fn learn_release(&mut self, engine: EngineId, tier: Tier, used: &[(DeviceId, u64)]) {
-        if tier == Tier::Stopped || self.node.engine(engine).footprints[tier as usize].is_some() {
+        if tier == Tier::Stopped || self.node.engine(engine).measured(tier).is_some() {
             return;
         }
         let left = used.iter().filter_map(|(device, used)| {

@@ -238,7 +238,7 @@ impl Session {
     }
 
     /// Forgets what was said so far.
-    fn from_here(&mut self) -> &mut Self {
+    fn forget(&mut self) -> &mut Self {
         self.log.clear();
         self
     }
@@ -297,7 +297,7 @@ fn make_before_break_as_planned() {
 #[test]
 fn a_neighbour_that_died_is_started_again_not_opened() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
-    s.switch(B, None).dies(A).from_here();
+    s.switch(B, None).dies(A).forget();
     s.answer(refused()).answer(refused()).ok_to_the_end();
     s.reads(
         "
@@ -329,7 +329,7 @@ fn a_neighbour_that_died_is_started_again_not_opened() {
 #[test]
 fn a_neighbours_death_is_not_taken_for_missing_memory() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
-    s.switch(B, None).ok_until(|a| matches!(a, Action::AwaitUsed { .. })).dies(A).from_here();
+    s.switch(B, None).ok_until(|a| matches!(a, Action::AwaitUsed { .. })).dies(A).forget();
     s.answer(StepResult::OutOfBounds { used: vec![(GPU, 8 * GIB)] });
     s.reads("  probe B");
     s.ok_to_the_end().serving(B);
@@ -339,7 +339,7 @@ fn a_neighbours_death_is_not_taken_for_missing_memory() {
 fn a_neighbours_death_does_not_pass_for_released_memory() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1, Tier::Level1]);
     s.command(Request::Sleep { engine: A, tier: Some(Tier::Parked), drain: Drain::default() });
-    s.ok_until(|a| matches!(a, Action::AwaitUsed { .. })).dies(EngineId(2)).from_here();
+    s.ok_until(|a| matches!(a, Action::AwaitUsed { .. })).dies(EngineId(2)).forget();
     // A gave nothing back: 33 of its own and 1 of B are there, C's one is gone; 31 would be right, 32 with C's.
     s.answer(StepResult::Reached { used: vec![(GPU, 31 * GIB + GIB / 2)] });
     assert_eq!(s.log.first().map(String::as_str), Some("  ✗ release_incomplete"), "{:#?}", s.log);
@@ -365,7 +365,7 @@ fn what_outlives_a_stop_stays_charged_until_the_device_shows_that_it_holds_nothi
 #[test]
 fn an_engine_that_dies_while_it_is_stopped_stays_stopped() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
-    s.command(Request::Stop { engine: A, drain: Drain::default() }).from_here();
+    s.command(Request::Stop { engine: A, drain: Drain::default() }).forget();
     s.dies(A).ok_to_the_end().later();
     s.reads(
         "
@@ -424,7 +424,7 @@ fn a_restart_that_is_cancelled_leaves_the_place_to_who_comes_back() {
 fn without_evidence_a_restart_waits_quietly() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
     s.dies(A).ok_to_the_end();
-    s.say(Event::DeviceLost { device: GPU, reason: "gone".into() }).from_here().later().later();
+    s.say(Event::DeviceLost { device: GPU, reason: "gone".into() }).forget().later().later();
     s.reads(
         "
           A: backoff → no_room
@@ -449,7 +449,7 @@ fn a_wake_puts_nobody_to_sleep() {
 #[test]
 fn before_0_17_a_sleep_that_did_nothing_leaves_the_scheduler_paused() {
     let mut s = Session::new(16, 35, &[Tier::Awake, Tier::Level1]);
-    s.switch(B, None).ok_until(|a| matches!(a, Action::IsSleeping { .. })).from_here();
+    s.switch(B, None).ok_until(|a| matches!(a, Action::IsSleeping { .. })).forget();
     s.answer(StepResult::Sleeping(SleepingAnswer::Says { is_sleeping: false })).ok_to_the_end();
     s.reads(
         "
@@ -467,7 +467,7 @@ fn before_0_17_a_sleep_that_did_nothing_leaves_the_scheduler_paused() {
 fn surveys_asked_before_a_handoff_prove_nothing_after_it() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
     let before = [s.node.engine(A).generation, s.node.engine(B).generation];
-    s.switch(B, None).ok_to_the_end().from_here();
+    s.switch(B, None).ok_to_the_end().forget();
     for _ in 0..3 {
         for (engine, is_sleeping) in [(A, false), (B, true)] {
             let generation = before[usize::from(engine.0)];
@@ -514,7 +514,7 @@ fn what_cannot_be_frozen_on_its_way_back_is_drained() {
 #[test]
 fn a_demotion_that_cannot_be_proven_wakes_nobody() {
     let mut s = Session::new(31, 47, &[Tier::Awake, Tier::Level1, Tier::Parked]);
-    s.switch(B, Some(Strategy::WakeFirst)).ok_until(|a| matches!(a, Action::AwaitUsed { .. })).from_here();
+    s.switch(B, Some(Strategy::WakeFirst)).ok_until(|a| matches!(a, Action::AwaitUsed { .. })).forget();
     s.answer(StepResult::NoEvidence("gone".into())).ok_to_the_end();
     assert!(!s.log.iter().any(|l| l.contains("wake_up")), "{:#?}", s.log);
     s.serving(A);
@@ -576,7 +576,7 @@ fn an_engine_that_dies_on_its_way_to_rest_or_in_its_rehearsal_is_wanted_as_befor
 #[test]
 fn a_reset_starts_what_waits_for_its_back_off() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
-    s.dies(A).ok_to_the_end().from_here();
+    s.dies(A).ok_to_the_end().forget();
     s.command(Request::Reset(A)).ok_to_the_end().serving(A);
 }
 
@@ -597,6 +597,17 @@ fn a_restart_of_what_a_stop_has_left_asks_whether_one_more_may_be_awake() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
     s.command(Request::Stop { engine: B, drain: Drain::default() });
     s.ok_until(|a| matches!(a, Action::Stop { .. })).answer(StepResult::Stopped { left: 1 }).ok_to_the_end();
-    s.from_here().command(Request::Restart { engine: B, rehearse: None, drain: Drain::default() });
+    s.forget().command(Request::Restart { engine: B, rehearse: None, drain: Drain::default() });
     s.reads("#2 refused: A is awake on that device and max_awake is 1; use `switch` to hand the device over");
+}
+
+#[test]
+fn what_could_not_be_measured_stays_unknown() {
+    let mut s = Session::new(31, 45, &[Tier::Stopped]);
+    s.node.engine_mut(A).footprints = [None; 5];
+    s.command(Request::Start { engine: A, rehearse: None, awake: true });
+    s.ok_until(|a| matches!(a, Action::Measure { .. }));
+    s.answer(StepResult::Measured { used: vec![(GPU, None)], engine: None, host: None }).serving(A);
+    let measured = s.node.engine(A).footprints[Tier::Awake as usize];
+    assert_eq!(measured, Some(Footprint { device: None, host: None }), "unknown, not 0");
 }

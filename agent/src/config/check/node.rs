@@ -47,6 +47,7 @@ impl Checking<'_> {
                 ms(5000),
                 ms(100),
             ),
+            stall_after: self.duration(&raw.stall_after, "node.stall_after", ms(60_000), ms(500)),
             host_memory_reserve: raw.host_memory_reserve.get().map_or(4 * GIB, |size| size.0),
             shutdown_grace: self.duration(&raw.shutdown_grace, "node.shutdown_grace", ms(60_000), ms(1000)),
         }

@@ -1,0 +1,217 @@
+//! Total: no event panics `step`, in no state, however senseless.
+//!
+//! Events are drawn at random, with ids within the node's range (that is the shell's contract: engine and device ids
+//! come from this node's configuration), everything else as it comes: replies that fit no action, huge numbers, stale
+//! and future lives. In debug builds `step` checks the invariants after every event, so they are held here too.
+
+use super::step;
+use crate::call::{CallOutcome, SleepingAnswer};
+use crate::capability::{Capabilities, Routes, Version};
+use crate::effect::{StepResult, Ticket};
+use crate::event::{By, Drain, Event, Request, Survey};
+use crate::ids::{DeviceId, EngineId, OperationId};
+use crate::invariants;
+use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts};
+use crate::state::Node;
+use crate::tier::Tier;
+use crate::time::Moment;
+use proptest::prelude::*;
+use std::time::Duration;
+
+const ENGINES: u16 = 3;
+const DEVICES: u16 = 2;
+
+fn node(evidence: bool, known: bool, max_awake: u16, drain: DrainPolicy) -> Node {
+    let engine = |at: u16| EngineSpec {
+        name: format!("E{at}"),
+        devices: [vec![DeviceId(0)], vec![DeviceId(1)], vec![DeviceId(0), DeviceId(1)]][usize::from(at)]
+            .clone(),
+        levels: Levels { parked: true, level1: true, level2: true },
+        rest: [Tier::Level1, Tier::Parked, Tier::Stopped][usize::from(at)],
+        autostart: true,
+        rehearse: at == 0,
+        estimate: Estimate { weights: Some(20), kv_cache: Some(5), residual: 2, ..Estimate::default() },
+        timeouts: Timeouts::default(),
+        stop_grace: Duration::from_secs(5),
+        backoff: crate::backoff::BackoffPolicy::default(),
+    };
+    let device = |at: u16| DeviceSpec {
+        name: format!("gpu{at}"),
+        evidence,
+        capacity: (known && evidence).then_some(60),
+        reserve: 5,
+        slack: 1,
+        max_awake,
+    };
+    let policy = Policy {
+        strategy: Strategy::Auto,
+        leave: None,
+        drain,
+        drain_deadline: Duration::from_secs(30),
+        host_budget: Some(100),
+        stall_after: Duration::from_secs(60),
+    };
+    Node::new((0..ENGINES).map(engine).collect(), (0..DEVICES).map(device).collect(), policy, 1)
+}
+
+fn engine() -> impl Strategy_<Value = EngineId> {
+    (0..ENGINES).prop_map(EngineId)
+}
+
+fn device() -> impl Strategy_<Value = DeviceId> {
+    (0..DEVICES).prop_map(DeviceId)
+}
+
+fn bytes() -> impl Strategy_<Value = u64> {
+    prop_oneof![0u64..100, Just(u64::MAX), Just(0)]
+}
+
+fn tier() -> impl Strategy_<Value = Tier> {
+    (0usize..5).prop_map(|at| Tier::ALL[at])
+}
+
+fn drain() -> impl Strategy_<Value = Drain> {
+    let policy = prop_oneof![
+        Just(None),
+        Just(Some(DrainPolicy::Wait)),
+        Just(Some(DrainPolicy::Freeze)),
+        Just(Some(DrainPolicy::Abort)),
+    ];
+    policy.prop_map(|policy| Drain { policy, deadline: None })
+}
+
+fn request() -> impl Strategy_<Value = Request> {
+    let strategies = prop_oneof![
+        Just(None),
+        Just(Some(Strategy::SleepFirst)),
+        Just(Some(Strategy::WakeFirst)),
+        Just(Some(Strategy::Park)),
+    ];
+    prop_oneof![
+        4 => (engine(), strategies, prop::option::of(tier()), drain())
+            .prop_map(|(to, strategy, leave, drain)| Request::Switch { to, strategy, leave, drain }),
+        1 => engine().prop_map(Request::Wake),
+        1 => (engine(), prop::option::of(tier()), drain())
+            .prop_map(|(engine, tier, drain)| Request::Sleep { engine, tier, drain }),
+        2 => (engine(), prop::option::of(any::<bool>()), any::<bool>())
+            .prop_map(|(engine, rehearse, awake)| Request::Start { engine, rehearse, awake }),
+        1 => (engine(), drain()).prop_map(|(engine, drain)| Request::Stop { engine, drain }),
+        1 => (engine(), drain())
+            .prop_map(|(engine, drain)| Request::Restart { engine, rehearse: None, drain }),
+        1 => engine().prop_map(Request::Reset),
+        1 => engine().prop_map(Request::Bury),
+        1 => engine().prop_map(Request::Repair),
+    ]
+}
+
+fn sleeping() -> impl Strategy_<Value = SleepingAnswer> {
+    prop_oneof![
+        4 => any::<bool>().prop_map(|is_sleeping| SleepingAnswer::Says { is_sleeping }),
+        1 => Just(SleepingAnswer::Refused { status: 500, message: String::new() }),
+        1 => Just(SleepingAnswer::Unknown),
+        1 => Just(SleepingAnswer::Gone { message: String::new() }),
+    ]
+}
+
+fn result() -> impl Strategy_<Value = StepResult> {
+    let caps = (0u16..40, any::<bool>(), 0u16..3).prop_map(|(minor, on, workers)| Capabilities {
+        version: Version::new(0, minor, 0),
+        routes: Routes {
+            sleep: on,
+            collective_rpc: on,
+            release_kv_cache: on && minor >= 31,
+            reset_prefix_cache: on,
+            pause: on,
+            abort_requests: on,
+        },
+        workers,
+    });
+    let used = || prop::collection::vec((device(), bytes()), 0..3);
+    prop_oneof![
+        2 => Just(StepResult::Drained),
+        1 => Just(StepResult::DrainTimedOut { running: 1, waiting: 1 }),
+        1 => Just(StepResult::DrainImpossible(String::new())),
+        4 => any::<bool>().prop_map(|s| StepResult::Called(CallOutcome::Accepted { success: Some(s) })),
+        1 => Just(StepResult::Called(CallOutcome::Refused { status: 500, message: String::new() })),
+        1 => Just(StepResult::Called(CallOutcome::Unknown)),
+        4 => sleeping().prop_map(StepResult::Sleeping),
+        4 => used().prop_map(|used| StepResult::Reached { used }),
+        1 => used().prop_map(|used| StepResult::OutOfBounds { used }),
+        1 => Just(StepResult::NoEvidence(String::new())),
+        4 => Just(StepResult::Token { at: Moment(5) }),
+        1 => Just(StepResult::Mismatch(String::new())),
+        1 => Just(StepResult::ProbeFailed(String::new())),
+        3 => Just(StepResult::Spawned),
+        1 => Just(StepResult::SpawnFailed(String::new())),
+        4 => caps.prop_map(StepResult::Ready),
+        1 => Just(StepResult::NotReady(String::new())),
+        3 => Just(StepResult::Warmed),
+        1 => Just(StepResult::WarmUpFailed(String::new())),
+        4 => Just(StepResult::Stopped { left: 0 }),
+        1 => Just(StepResult::Stopped { left: 2 }),
+        3 => (prop::collection::vec((device(), prop::option::of(bytes())), 0..3), prop::option::of(bytes()))
+            .prop_map(|(used, engine)| StepResult::Measured { used, engine, host: engine }),
+        1 => Just(StepResult::Gone(String::new())),
+    ]
+}
+
+/// An event; a reply goes to the ticket so far back from the next one.
+fn event() -> impl Strategy_<Value = (Event, u64)> {
+    let at = 0u64..100;
+    let by = prop_oneof![4 => Just(By::Operator), 1 => Just(By::Cycle), 1 => Just(By::Agent)];
+    let numbers = || prop_oneof![4 => 0u64..6, 1 => Just(u64::MAX)];
+    let survey = (sleeping(), prop::option::of(0u64..3), prop::option::of(0u64..3))
+        .prop_map(|(sleeping, running, tokens)| Survey { sleeping, running, tokens });
+    let event = prop_oneof![
+        24 => (1u64..4, result())
+            .prop_map(|(back, result)| Event::Done { ticket: Ticket(back), result }),
+        6 => (request(), by).prop_map(|(request, by)| Event::Command { id: OperationId(0), request, by }),
+        1 => (0u64..30).prop_map(|id| Event::Cancel(OperationId(id))),
+        2 => (engine(), numbers())
+            .prop_map(|(engine, life)| Event::Exited { engine, life, reason: String::new() }),
+        2 => (engine(), numbers(), survey)
+            .prop_map(|(engine, generation, survey)| Event::Surveyed { engine, generation, survey }),
+        2 => (device(), prop_oneof![4 => Just(60u64), 1 => bytes()], bytes())
+            .prop_map(|(device, capacity, used)| Event::DeviceRead { device, capacity, used }),
+        1 => device().prop_map(|device| Event::DeviceLost { device, reason: String::new() }),
+        4 => Just(Event::Tick),
+        1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake }),
+    ];
+    (event, at)
+}
+
+use proptest::strategy::Strategy as Strategy_;
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(60))]
+    #[test]
+    fn no_event_panics(
+        evidence in prop::bool::weighted(0.8), known in prop::bool::weighted(0.8), max_awake in 0u16..3,
+        freeze in any::<bool>(), events in prop::collection::vec(event(), 1..250), close_at in 0usize..500,
+    ) {
+        let drain = if freeze { DrainPolicy::Freeze } else { DrainPolicy::Wait };
+        let mut node = node(evidence, known, max_awake, drain);
+        let mut now = Moment(1);
+        for (at, (mut event, passed)) in events.into_iter().enumerate() {
+            match &mut event {
+                Event::Done { ticket, .. } => *ticket = Ticket(node.next_ticket.wrapping_sub(ticket.0)),
+                Event::Command { id, .. } => *id = node.number(),
+                _ => {}
+            }
+            now = now + Duration::from_secs(passed);
+            let before: Vec<OperationId> = node.operations.iter().map(|op| op.id).collect();
+            let effects = step(&mut node, event, now);
+            // An operation that is no longer there has said how it ended.
+            for id in before {
+                let ended = effects.iter().any(|e| matches!(
+                    e, crate::effect::Effect::Note(crate::effect::Note::Ended { id: i, .. }) if *i == id
+                ));
+                prop_assert_eq!(ended, !node.operations.iter().any(|op| op.id == id));
+            }
+            prop_assert_eq!(invariants::check(&node), Ok(()));
+            if at == close_at {
+                step(&mut node, Event::Close, now);
+            }
+        }
+    }
+}

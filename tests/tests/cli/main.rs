@@ -1,0 +1,4 @@
+//! Agent and client together, as an operator meets them.
+
+mod client;
+mod refused;

@@ -1,0 +1,48 @@
+//! Bugs put between the core and the world. The check must find each of them.
+
+use crate::system::{Planted, Sys};
+use hotbunk_core::effect::Ticket;
+use hotbunk_core::event::Event;
+
+/// A reservation is dropped after each step.
+pub(crate) fn dropped_reservation() -> Planted {
+    Planted { node: |node| node.engines.iter_mut().for_each(|e| e.reserved = 0), ..Planted::default() }
+}
+
+/// Exits of an earlier life are taken for the current one's.
+pub(crate) fn stale_life() -> Planted {
+    let event = |sys: &Sys, event: &mut Event| {
+        if let Event::Exited { engine, life, .. } = event {
+            *life = sys.node.engine(*engine).life;
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// Surveys of an earlier generation are taken for the current one's.
+pub(crate) fn stale_generation() -> Planted {
+    let event = |sys: &Sys, event: &mut Event| {
+        if let Event::Surveyed { engine, generation, .. } = event {
+            *generation = sys.node.engine(*engine).generation;
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// Device bytes are said to be as wanted without being read.
+pub(crate) fn skipped_verification() -> Planted {
+    Planted { unread: true, ..Planted::default() }
+}
+
+/// A late reply is taken for the one that is waited for.
+pub(crate) fn late_reply() -> Planted {
+    let event = |sys: &Sys, event: &mut Event| {
+        let Event::Done { ticket, .. } = event else { return };
+        let mut waited: Vec<Ticket> = Vec::new();
+        waited.extend(sys.node.operations.iter().filter_map(|op| op.current.as_ref()).map(|c| c.ticket));
+        if let (false, Some(other)) = (waited.contains(ticket), waited.first()) {
+            *ticket = *other;
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
