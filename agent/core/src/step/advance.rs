@@ -349,7 +349,9 @@ impl Cx<'_> {
         };
         let Some(incident) = incident else { return };
         op.reported.push(engine);
-        if incident == Incident::CanaryMismatch && self.node.engine(engine).tier == Tier::Level2 {
+        let reload =
+            matches!(step, Step::Call { call: Call::ReloadWeights, .. }) && cause == Cause::CallRefused;
+        if (incident == Incident::CanaryMismatch || reload) && self.node.engine(engine).tier == Tier::Level2 {
             self.node.engine_mut(engine).level2_unsafe = true;
         }
         self.incident(incident, Some(engine), detail);

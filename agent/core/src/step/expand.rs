@@ -3,6 +3,7 @@
 use super::Cx;
 use crate::effect::ProbeKind;
 use crate::ids::{EngineId, OperationId};
+use crate::ledger;
 use crate::plan;
 use crate::program::Step;
 use crate::sequence;
@@ -185,6 +186,10 @@ impl Cx<'_> {
                 (Tier::Parked | Tier::Level1 | Tier::Level2, Condition::Settled) => {
                     steps.push(Step::Rise(engine))
                 }
+                // Without room it stays due: it starts as soon as there is some.
+                (Tier::Stopped, Condition::Backoff(_) | Condition::NoRoom)
+                    if ledger::start_need(e)
+                        .is_some_and(|need| ledger::shortfall(self.node, engine, need).is_some()) => {}
                 (Tier::Stopped, Condition::Settled | Condition::Backoff(_) | Condition::NoRoom)
                     if !e.process =>
                 {

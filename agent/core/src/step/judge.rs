@@ -125,7 +125,13 @@ impl Cx<'_> {
             }
             // The bounds were drawn when the step began; a neighbour that died since has changed them.
             StepResult::OutOfBounds { used } if self.resides(engine, step, &used) => Ok(None),
-            StepResult::OutOfBounds { used } => Err(self.out_of_bounds(engine, step, &used)),
+            StepResult::OutOfBounds { used } => {
+                let failed = self.out_of_bounds(engine, step, &used);
+                if matches!(step, Step::AwaitRelease { tier: Tier::Stopped, .. }) {
+                    self.not_its_own(engine, &used);
+                }
+                Err(failed)
+            }
             StepResult::NoEvidence(reason) => Err((Cause::NoEvidence, format!("{name}: {reason}"))),
             StepResult::Token { at } => {
                 let counted = matches!(step, Step::Probe { counted: true, .. });
@@ -214,6 +220,26 @@ impl Cx<'_> {
             ledger::residence_threshold(self.node, *device, engine).is_none_or(|least| *used >= least)
         };
         matches!(step, Step::AwaitResidence(_)) && used.iter().all(there)
+    }
+
+    /// Bytes that are still there once an engine's whole tree has gone are nobody's of ours, and count at once: what
+    /// starts next must not be started into them.
+    fn not_its_own(&mut self, engine: EngineId, used: &[(DeviceId, u64)]) {
+        for (device, used) in used {
+            let Some(ours) = ledger::expected_used(self.node, *device, engine, Tier::Stopped) else {
+                continue;
+            };
+            let d = &mut self.node.devices[usize::from(device.0)];
+            let more = used.saturating_sub(ours);
+            if more <= d.spec.slack {
+                continue;
+            }
+            d.foreign = d.foreign.saturating_add(more);
+            d.foreign_seen = d.foreign;
+            let bytes = ledger::human(d.foreign);
+            let detail = format!("{bytes} on {} that no engine of ours accounts for", d.spec.name);
+            self.device_incident(Incident::ForeignMemory, *device, detail);
+        }
     }
 
     fn out_of_bounds(&self, engine: EngineId, step: &Step, used: &[(DeviceId, u64)]) -> (Cause, String) {
