@@ -10,6 +10,7 @@ use hotbunk_agent::journal::{Journal, NewRecord};
 use hotbunk_api::client::Client;
 use hotbunk_api::words::Tier;
 use hotbunk_benches::{Asked, agent, folder, machine, say, table, verdict};
+use hotbunk_sim::ledger::{DeviceLedger, LedgerHeader};
 use std::fmt::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -104,6 +105,7 @@ impl Agent {
         let sockets = std::env::temp_dir().join(format!("hotbunk-bench-{}", std::process::id()));
         let config = dir.join("hotbunk.toml");
         std::fs::write(&config, configuration(program, dir, &sockets)?)?;
+        DeviceLedger::create(&dir.join("device-ledger.json"), LedgerHeader::l20(0))?;
         let log = std::fs::File::create(dir.join("agent.log"))?;
         let child = asked
             .command(program)
@@ -157,17 +159,20 @@ impl Drop for Agent {
 
 /// Two simulated engines, A awake and B asleep, with the agent's own intervals.
 fn configuration(program: &Path, dir: &Path, sockets: &Path) -> anyhow::Result<String> {
+    let free_port =
+        || -> anyhow::Result<u16> { Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port()) };
     let mut text = format!(
-        "[node]\nstate_dir = {:?}\nruntime_dir = {:?}\nhost_memory_reserve = \"1GiB\"\n\n\
+        "[node]\nstate_dir = {:?}\nruntime_dir = {:?}\nmetrics_listen = \"127.0.0.1:{}\"\nhost_memory_reserve = \"1GiB\"\n\n\
          [simulated]\nprofile = \"l20\"\nspeed = 20.0\nhost_scale = 64\n\n\
          [policy]\nawake_at_start = \"A\"\n\n\
          [[device]]\nname = \"gpu0\"\nledger = {:?}\n",
         dir.join("state"),
         sockets,
+        free_port()?,
         dir.join("device-ledger.json"),
     );
     for (name, model, weights, utilization) in [("A", "model-a", 28, "0.80"), ("B", "model-b", 4, "0.25")] {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
+        let port = free_port()?;
         let words: [String; 19] = [
             program.to_string_lossy().into_owned(),
             "sim-engine".into(),
@@ -184,7 +189,7 @@ fn configuration(program: &Path, dir: &Path, sockets: &Path) -> anyhow::Result<S
             "--host-scale".into(),
             "64".into(),
             "--kv-cache-memory-bytes".into(),
-            "4GiB".into(),
+            (4_u64 << 30).to_string(),
             "--gpu-memory-utilization".into(),
             utilization.into(),
             "--enable-sleep-mode".into(),

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   configuration (checked before anything is bound or started)
-//!     └─ directories, journal (its lock keeps a second agent away)
+//!     └─ directories, journal (its lock keeps a second agent away), the address of /metrics
 //!          └─ what a former agent left: proven ours, stopped, said
 //!               └─ device and host samplers ─ switcher ─ cycles ─ schedule
-//!                    └─ listeners: control socket, /metrics
+//!                    └─ control socket, and both are served
 //!                         └─ engines start
 //! ```
 //!
@@ -103,6 +103,13 @@ impl App {
         if let Some(incident) = Incident::of_open(&opened) {
             drop(recorder.record_one(&Context::none(), incident).await);
         }
+        // What can be refused is refused while everything still is as it was found.
+        let metrics_listener = match config.node.metrics_listen {
+            None => None,
+            Some(address) => Some(TcpListener::bind(address).await.with_context(|| {
+                format!("/metrics cannot listen on {address}; set `metrics_listen` to another address")
+            })?),
+        };
         stop_predecessors(&config, &recorder).await?;
 
         let sampler = devices(&config).await?;
@@ -154,17 +161,11 @@ impl App {
             events: Arc::clone(&events),
         });
 
-        let metrics_address = match config.node.metrics_listen {
-            None => None,
-            Some(address) => {
-                let listener = TcpListener::bind(address).await.with_context(|| {
-                    format!("/metrics cannot listen on {address}; set `metrics_listen` to another address")
-                })?;
-                let bound = listener.local_addr().ok();
-                tasks.push(tokio::spawn(serve_metrics(listener, metrics, stopping.clone())));
-                bound
-            }
-        };
+        let metrics_address = metrics_listener.and_then(|listener| {
+            let bound = listener.local_addr().ok();
+            tasks.push(tokio::spawn(serve_metrics(listener, metrics, stopping.clone())));
+            bound
+        });
         let control_socket = config.node.control_socket();
         let socket = Socket::bind(&control_socket, None)?;
         let backend = Backend::new(
@@ -210,7 +211,14 @@ impl App {
     pub async fn shutdown(self, reason: &str, hurry: impl Future<Output = ()>) {
         self.events.publish(clock::epoch(), Happening::Stopping { reason: reason.to_owned() });
         self.switcher.tell(Event::Close);
-        let orderly = self.stop_engines();
+        let run = self.cycles.give_up();
+        let orderly = async {
+            self.stop_engines().await;
+            // Its end stands in the journal before the agent's.
+            if let Some(run) = run {
+                run.over().await;
+            }
+        };
         let limit = tokio::time::sleep(self.config.node.shutdown_grace);
         tokio::select! {
             () = orderly => {}

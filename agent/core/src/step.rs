@@ -67,6 +67,10 @@ impl Cx<'_> {
     }
 
     fn incident(&mut self, incident: Incident, engine: Option<EngineId>, detail: impl Into<String>) {
+        // While everything is being stopped an engine that ends has not crashed.
+        if self.node.closing && incident == Incident::Crashed {
+            return;
+        }
         self.note(Note::Incident { incident, engine, device: None, detail: detail.into() });
     }
 

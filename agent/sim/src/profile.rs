@@ -105,7 +105,7 @@ pub struct EngineProfile {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
-    #[error("profile {path}: cannot read it ({source}); `l20` is built in")]
+    #[error("profile {path}: cannot read it; `l20` is built in, another one is a TOML file of the same form")]
     Read {
         /// Which file.
         path: PathBuf,

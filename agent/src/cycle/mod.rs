@@ -218,6 +218,14 @@ impl Cycles {
         self.runs().iter().find(|k| k.shown.get().id == id).map(|k| k.shown.clone())
     }
 
+    /// Gives up the run that is under way, and says which.
+    pub fn give_up(&self) -> Option<Shown> {
+        let runs = self.runs();
+        let known = runs.iter().find(|k| !k.shown.get().state.is_over())?;
+        known.cancel.send_replace(true);
+        Some(known.shown.clone())
+    }
+
     /// Gives a run up; it restores what it found and then ends as cancelled.
     pub fn cancel(&self, id: &str) -> Option<CycleRun> {
         let runs = self.runs();

@@ -12,6 +12,7 @@ use hotbunk_api::error::{ApiError, ErrorCode};
 use hotbunk_api::words::State;
 use hotbunk_core::event::{By, Drain, Request};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
+use hotbunk_core::queue::Refusal;
 use hotbunk_core::state::{Engine, Node};
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
@@ -342,7 +343,7 @@ impl Run {
         match self.parts.switcher.wait(id).await {
             Some(ended) => match ended.failure {
                 None => Ok(()),
-                Some(failure) => Err(Stop::Failed(failure.cause.code().into(), failure.detail)),
+                Some(why) => Err(Stop::Failed(why.code.into(), why.message)),
             },
             None => Err(Stop::Failed("unavailable".into(), "the agent is shutting down".into())),
         }
@@ -439,9 +440,11 @@ impl Run {
         let order = Order { request, by: By::Cycle, run: Some(self.id.clone()), client: None };
         let refused = match self.parts.switcher.submit(order).await {
             Admission::Begun(id) | Admission::Queued(id) | Admission::Joined(id) => {
-                self.parts.switcher.wait(id).await.and_then(|e| e.failure).map(|f| f.detail)
+                self.parts.switcher.wait(id).await.and_then(|e| e.failure).map(|why| why.message)
             }
             Admission::Nothing(_) => None,
+            // Every engine is being stopped: there is nothing to go back to.
+            Admission::Refused(Refusal::Closing) => None,
             Admission::Refused(refusal) => Some(refusal.to_string()),
         };
         if let Some(why) = refused {

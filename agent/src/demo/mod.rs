@@ -11,6 +11,7 @@ use crate::cli::{out, run, say};
 use crate::clock;
 use crate::config::{Facts, Strategy, cycle_plan};
 use crate::cycle::By;
+use crate::effects::chain;
 use crate::report;
 use crate::reports;
 use anyhow::{Context, bail};
@@ -20,6 +21,8 @@ use hotbunk_api::error::ExitCode as Code;
 use hotbunk_api::report::Status;
 use hotbunk_api::words::State;
 use hotbunk_core::tier::Tier;
+use hotbunk_sim::profile::Profile;
+use hotbunk_sim::version::Version;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -32,20 +35,20 @@ pub struct DemoArgs {
     /// How many times faster than real time; with `handoffs`, from the first handoff on.
     #[arg(long, default_value_t = 20.0, value_parser = speed)]
     speed: f64,
-    /// What is simulated.
-    #[arg(long, default_value = "l20")]
+    /// What is simulated: `l20`, or a TOML file of the same form.
+    #[arg(long, default_value = "l20", value_parser = profile)]
     profile: String,
     /// Strategy of the handoffs: auto, sleep-first, wake-first or park.
     #[arg(long, value_parser = strategy)]
     strategy: Option<Strategy>,
     /// Tier that handoffs leave the outgoing engine in: parked, level1, level2 or stopped.
-    #[arg(long)]
+    #[arg(long, value_name = "TIER", value_parser = leave)]
     leave: Option<Tier>,
     /// Release of vLLM that is simulated.
     #[arg(long, default_value = "0.31", value_name = "X.Y")]
-    vllm: String,
-    /// Folder for the report, the journal and the logs.
-    #[arg(long)]
+    vllm: Version,
+    /// Folder for the report, the journal and the logs [default: ./hotbunk-demo-TIMESTAMP].
+    #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
     /// Keep the agent up afterwards, for ctl, curl and scraping.
     #[arg(long)]
@@ -77,6 +80,18 @@ fn speed(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(speed) if (0.01..=1000.0).contains(&speed) => Ok(speed),
         _ => Err("a number from 0.01 to 1000; 1 is real time, 20 is twenty times faster".to_owned()),
+    }
+}
+
+/// A profile is read here as well, so that a wrong one is wrong usage and nothing has been made yet.
+fn profile(text: &str) -> Result<String, String> {
+    Profile::load(text).map(|_| text.to_owned()).map_err(|error| chain(&error))
+}
+
+fn leave(text: &str) -> Result<Tier, String> {
+    match text.parse() {
+        Ok(Tier::Awake) | Err(_) => Err("one of parked, level1, level2, stopped".to_owned()),
+        Ok(tier) => Ok(tier),
     }
 }
 
@@ -123,7 +138,7 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
     let source = PlanSource::Named { name: args.plan.name().to_owned() };
     let options = cycle_plan::Options { strategy: args.strategy, leave: args.leave };
     let (plan, steps) = app.cycles.read(&source, &options)?;
-    let run = format!("demo-{}", clock::wall().strftime("%Y%m%dT%H%M%S"));
+    let run = format!("demo-{}", clock::wall().strftime("%Y%m%dT%H%M%S.%3f"));
     let shown = app.cycles.begin(run.clone(), plan, steps, By::Demo)?;
     let progress = show::Progress::follow(shown.watch());
     let ended = tokio::select! {

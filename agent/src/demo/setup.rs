@@ -31,7 +31,7 @@ impl Setup {
         let dir = std::path::absolute(args.out.clone().unwrap_or_else(|| PathBuf::from(name)))?;
         let make = |dir: &Path| {
             std::fs::create_dir_all(dir)
-                .with_context(|| format!("{} cannot be made; use --out", dir.display()))
+                .with_context(|| format!("{} cannot be made; name another folder with --out", dir.display()))
         };
         make(&dir)?;
         let sockets = std::env::temp_dir().join(format!("hotbunk-{}", std::process::id()));
@@ -106,7 +106,7 @@ fn text(
             "--speed".into(),
             format!("{engine_speed:?}"),
             "--version".into(),
-            args.vllm.clone(),
+            args.vllm.to_string(),
             "--device-ledger".into(),
             ledger.to_string_lossy().into_owned(),
             "--op-log".into(),

@@ -128,14 +128,15 @@ impl EngineSlot {
             },
             grace: c.stop_grace,
         };
-        let process = shims.spawn(launch).await.map_err(|e| chain(&e))?;
         let endpoint = Endpoint {
             base: c.base_url(),
             model: c.model.clone(),
             api_key: c.api_key.as_ref().map(|key| key.reveal().to_owned()),
             load_tracking: c.command.iter().any(|arg| arg == "--enable-server-load-tracking"),
         };
+        // First what can fail without leaving anything behind.
         let client = Client::new(endpoint).map_err(|e| chain(&e))?;
+        let process = shims.spawn(launch).await.map_err(|e| chain(&e))?;
         self.live(|l| {
             l.last_log = Some(process.log_path().to_owned());
             l.process = Some(process.clone());

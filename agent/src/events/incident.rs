@@ -158,7 +158,6 @@ pub(super) fn level_of(code: &str) -> Level {
     }
     match code {
         "journal_failed" | "log_unwritable" => Level::ERROR,
-        "predecessor_stopped" => Level::INFO,
         _ => Level::WARN,
     }
 }

@@ -37,11 +37,16 @@ pub struct Client {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     /// `None` as asked.
-    pub failure: Option<Failure>,
-    /// t0.
-    pub accepted: Moment,
-    /// The incoming engine's first token.
-    pub first_token: Option<Moment>,
+    pub failure: Option<Why>,
+}
+
+/// Why an operation did not do what was asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Why {
+    /// The core's word for the cause, or for the refusal of one that had waited.
+    pub code: &'static str,
+    /// A sentence.
+    pub message: String,
 }
 
 #[derive(Debug)]
@@ -174,15 +179,16 @@ impl Board {
                 });
                 let mut entries = self.entries();
                 if let Some(entry) = entries.iter_mut().find(|e| e.number == *id) {
-                    let accepted = entry.accepted;
-                    entry.ended = Some(Ended { failure: None, accepted, first_token: None });
+                    entry.ended = Some(Ended { failure: None });
                 }
                 shown
             }
             Note::Refused { id, refusal } => {
                 // Only one that had waited is known here.
                 let error = translate::refusal(refusal, self);
+                let why = Why { code: refusal.code(), message: refusal.to_string() };
                 self.change(*id, |entry| {
+                    entry.ended = Some(Ended { failure: Some(why) });
                     entry.shown.error = Some(error);
                     entry.shown.state = State::Failed;
                     entry.shown.ended_at = Some(clock::epoch());
@@ -220,8 +226,8 @@ impl Board {
                 entry.shown.ended_at = Some(clock::epoch());
                 entry.shown.elapsed_s = clock::now().since(*accepted).as_secs_f64();
                 entry.shown.first_token_s = first_token.map(|at| at.since(*accepted).as_secs_f64());
-                entry.ended =
-                    Some(Ended { failure: failure.clone(), accepted: *accepted, first_token: *first_token });
+                let why = |f: &Failure| Why { code: f.cause.code(), message: f.detail.clone() };
+                entry.ended = Some(Ended { failure: failure.as_ref().map(why) });
                 // A queued one that is cancelled ends without ever having begun.
                 if entry.shown.state == State::Queued {
                     entry.shown.state = State::Cancelled;

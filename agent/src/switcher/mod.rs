@@ -13,7 +13,7 @@ mod board;
 mod notes;
 pub mod spec;
 
-pub use board::{Board, Client, Ended};
+pub use board::{Board, Client, Ended, Why};
 pub use notes::{Admission, Around};
 
 use crate::clock;
@@ -406,8 +406,14 @@ impl Switcher {
         let order = notes::operation_of(note).and_then(|id| self.orders.get(&id));
         self.board.note(&self.node, note, order, around);
         if let Some((id, admission)) = admission {
-            if !matches!(admission, Admission::Queued(_)) {
-                self.orders.remove(&id);
+            match admission {
+                Admission::Queued(_) => {}
+                Admission::Begun(_) => drop(self.orders.remove(&id)),
+                // It never becomes an operation of its own.
+                Admission::Joined(_) | Admission::Nothing(_) | Admission::Refused(_) => {
+                    self.orders.remove(&id);
+                    self.runs.remove(&id);
+                }
             }
             if let Some(answer) = self.answers.remove(&id) {
                 // The caller may have gone.
@@ -427,6 +433,8 @@ impl Switcher {
         let calls = self.calls.remove(&id).unwrap_or_default();
         let context = self.context(Some(id));
         self.runs.remove(&id);
+        // One that was cancelled while it waited has never begun.
+        self.orders.remove(&id);
         let (hands, work, board) = (Arc::clone(&self.hands), Arc::clone(&self.work), self.board.clone());
         tokio::spawn(async move {
             let done = work.lock().await.collect(&hands, &calls, accepted, clock::now()).await;

@@ -115,6 +115,10 @@ pub fn choose(node: &Node, ask: &Ask) -> Result<Plan, Refusal> {
     match possible.into_iter().min_by_key(key) {
         Some(plan) => Ok(plan),
         None if refused.len() == 1 => Err(refused.remove(0).2),
+        None if refused.is_empty() => {
+            let tier = ask.leave.map_or_else(|| "any tier".to_owned(), |t| t.to_string());
+            Err(Refusal::NoPlan(vec![format!("no handoff leaves the outgoing engine at {tier}")]))
+        }
         None => Err(Refusal::NoPlan(
             refused.iter().map(|(o, t, why)| format!("{} × {t}: {why}", o.as_str())).collect(),
         )),

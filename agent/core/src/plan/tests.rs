@@ -471,3 +471,13 @@ fn sixty_four_engines_on_eight_devices() {
     // How long it takes is for a bench to say; here it must be right.
     assert!(choose(&node, &ask(EngineId(63))).is_ok());
 }
+
+#[test]
+fn a_tier_that_no_handoff_leaves_is_named() {
+    let node = reference(Tier::Awake, Tier::Level1);
+    let ask = Ask { leave: Some(Tier::Awake), ..ask(B) };
+    assert_eq!(
+        choose(&node, &ask).map(|_| ()).map_err(|why| why.to_string()),
+        Err("no plan is possible: no handoff leaves the outgoing engine at awake".to_owned())
+    );
+}

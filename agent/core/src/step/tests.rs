@@ -391,6 +391,16 @@ fn one_engine_in_one_operation_is_one_incident() {
 }
 
 #[test]
+fn an_engine_that_ends_while_everything_is_stopped_has_not_crashed() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Stopped]);
+    s.command(Request::Start { engine: B, rehearse: None, awake: false });
+    s.ok_until(|a| matches!(a, Action::Ready { .. }));
+    s.say(Event::Close).dies(B).ok_to_the_end().dies(A).ok_to_the_end();
+    assert!(s.log.iter().all(|l| !l.starts_with("! ")), "{:?}", s.log);
+    assert!(s.log.iter().any(|l| l.ends_with("failed: engine_gone")), "it is told all the same: {:?}", s.log);
+}
+
+#[test]
 fn an_engine_lost_on_its_way_out_does_not_take_the_device_back() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
     s.switch(B, None).ok_until(is_drain).dies(A).ok_to_the_end().serving(B);
