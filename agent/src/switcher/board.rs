@@ -344,10 +344,9 @@ mod tests {
     use std::path::Path;
 
     const ONE_ENGINE: &str = r#"
-        device = "none"
-
         [[engine]]
         name = "A"
+        device = "none"
         model = "a"
         port = 8101
         command = ["vllm", "serve", "a", "--host", "127.0.0.1", "--port", "8101"]
