@@ -169,8 +169,8 @@ pub async fn stop_tree(predecessor: &Predecessor, grace: Duration) -> Result<Sto
     let began = clock::now();
     let state = &predecessor.state;
     let patience = grace.saturating_add(SWEEP_DEADLINE + SLACK);
+    let mut exit = None;
     if predecessor.shim_alive {
-        let mut exit = None;
         if let Ok(Some(end)) = timeout(patience, ask_to_stop(state, grace, &mut exit)).await
             && (!end.left.is_empty() || ends_within(state.shim, SLACK).await)
         {
@@ -192,7 +192,7 @@ pub async fn stop_tree(predecessor: &Predecessor, grace: Duration) -> Result<Sto
         }
     }
     let end = end_orphans(state, &predecessor.state_file, grace).await;
-    Ok(StopReport { exit: None, killed: end.killed, left: end.left, took: clock::now().since(began) })
+    Ok(StopReport { exit, killed: end.killed, left: end.left, took: clock::now().since(began) })
 }
 
 /// Lets a living shim do it; `None` where the connection fails.
@@ -206,7 +206,8 @@ async fn ask_to_stop(state: &ShimState, grace: Duration, exit: &mut Option<Exit>
             FromShim::Event { event: Event::Exited(how), .. } => *exit = Some(how),
             FromShim::Event { event: Event::Swept(end), .. } => {
                 if end.left.is_empty() {
-                    link.send(&Request { id: 2, ask: Ask::Forget }).await.ok()?;
+                    // Where it cannot be told any more, it is going already: another one has dismissed it.
+                    drop(link.send(&Request { id: 2, ask: Ask::Forget }).await);
                 }
                 return Some(end);
             }
