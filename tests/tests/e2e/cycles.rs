@@ -93,7 +93,7 @@ async fn a_cycle_that_is_given_up_leaves_the_node_as_it_was_found() {
 #[tokio::test]
 async fn a_scheduled_cycle_is_left_out_while_requests_are_served() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
-    let due = (now + 20).div_ceil(60) * 60;
+    let due = (now + 40).div_ceil(60) * 60;
     let minute = due / 60 % 60;
     let schedule =
         format!("\n[[schedule]]\nname = \"often\"\ncron = \"{minute} * * * *\"\nplan = \"quick\"\n");
