@@ -247,12 +247,21 @@ impl App {
     /// Ends the processes that are still starting. They serve nobody, a start may take minutes, and a stop waits behind
     /// the start that is running: so the process goes first, and its start with it.
     async fn end_starts(&self) {
-        let node = self.switcher.node();
-        for id in node.ids() {
-            let engine = node.engine(id);
-            if engine.process && engine.capabilities.is_none() {
-                let slot = self.hands.slot(id);
+        let mut nodes = self.switcher.watch();
+        loop {
+            let node = Arc::clone(&nodes.borrow_and_update());
+            let starts = |id: &EngineId| {
+                let engine = node.engine(*id);
+                engine.process && !engine.dead && engine.capabilities.is_none()
+            };
+            let starting: Vec<EngineId> = node.ids().filter(starts).collect();
+            for id in &starting {
+                let slot = self.hands.slot(*id);
                 slot.stop(slot.config.stop_grace).await;
+            }
+            // One whose process is only about to be there is met at its next step.
+            if starting.is_empty() || nodes.changed().await.is_err() {
+                return;
             }
         }
     }

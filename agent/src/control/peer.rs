@@ -46,7 +46,7 @@ impl Allow {
         let help = match self.group {
             Some(group) if peer.gid == group || supplementary().contains(&group) => return Ok(()),
             Some(group) => format!("root, user {} and the members of group {group} may", self.uid),
-            None => format!("root and user {} may; the configuration can admit a group", self.uid),
+            None => format!("root and user {} may: call as one of them", self.uid),
         };
         Err(ApiError::new(ErrorCode::Forbidden, format!("user {} may not control this agent", peer.uid))
             .help(help))

@@ -335,6 +335,7 @@ impl Run {
         let id = match self.parts.switcher.submit(order).await {
             Admission::Begun(id) | Admission::Queued(id) | Admission::Joined(id) => id,
             Admission::Nothing(because) => return Err(Stop::Failed("refused".into(), because)),
+            Admission::Refused(Refusal::Closing) => return Err(Stop::Cancelled),
             Admission::Refused(refusal) => {
                 return Err(Stop::Failed(refusal.code().into(), refusal.to_string()));
             }
@@ -343,6 +344,8 @@ impl Run {
         match self.parts.switcher.wait(id).await {
             Some(ended) => match ended.failure {
                 None => Ok(()),
+                // Whoever gave the run up may have ended what it was about as well.
+                Some(_) if *self.cancelled.borrow() => Err(Stop::Cancelled),
                 Some(why) => Err(Stop::Failed(why.code.into(), why.message)),
             },
             None => Err(Stop::Failed("unavailable".into(), "the agent is shutting down".into())),

@@ -12,8 +12,8 @@
 //!                 └──► event stream   (incidents; what else it carries are resources, published by their owners)
 //! ```
 //!
-//! Where the journal fails, the other three still happen, the failure is said once, and the caller gets the error: a
-//! step whose record is not durable has left no trace in the journal.
+//! Where the journal fails, the other three still happen, the failure is said once, and the caller gets the error.
+//! Serving does not depend on it: the agent goes on without a journal, and loudly so.
 
 mod incident;
 mod observe;

@@ -46,6 +46,11 @@ impl Display for Span {
     }
 }
 
+/// Counted as people do, from 1: records count from 0.
+fn nth(index: u32) -> u32 {
+    index.saturating_add(1)
+}
+
 struct How<'a>(&'a Outcome);
 
 impl Display for How<'_> {
@@ -92,11 +97,11 @@ impl Display for Sentence<'_> {
                 }
             }
             Record::StepBegan { index, phase, engine } => {
-                write!(f, "step {index}: {} of engine {engine} begins", phase.as_str())
+                write!(f, "step {}: {} of engine {engine} begins", nth(*index), phase.as_str())
             }
             Record::StepEnded { index, phase, engine, began, ended, outcome, .. } => {
                 let (took, how) = (Span(ended.since(*began)), How(outcome));
-                write!(f, "step {index}: {} of engine {engine} after {took}: {how}", phase.as_str())
+                write!(f, "step {}: {} of engine {engine} after {took}: {how}", nth(*index), phase.as_str())
             }
             Record::Probe { engine, purpose, began, first_token, outcome } => {
                 write!(f, "{purpose} of engine {engine}")?;
@@ -120,14 +125,16 @@ impl Display for Sentence<'_> {
             Record::RunStarted { plan, steps, .. } => {
                 write!(f, "cycle {plan} began, {} steps", steps.len())
             }
-            Record::CycleStepBegan { index } => write!(f, "cycle step {index} begins"),
+            Record::CycleStepBegan { index } => write!(f, "cycle step {} begins", nth(*index)),
             Record::CycleStepEnded { index, outcome, .. } => {
-                write!(f, "cycle step {index} ended: {}", How(outcome))
+                write!(f, "cycle step {} ended: {}", nth(*index), How(outcome))
             }
             Record::LoadRequest { index, round, error, began, ended, .. } => {
                 write!(
                     f,
-                    "request of cycle step {index}, round {round}, after {}",
+                    "request of cycle step {}, round {}, after {}",
+                    nth(*index),
+                    nth(*round),
                     Span(ended.since(*began))
                 )?;
                 match error {
@@ -136,7 +143,8 @@ impl Display for Sentence<'_> {
                 }
             }
             Record::LoadRound { index, round, began, ended } => {
-                write!(f, "round {round} of cycle step {index} took {}", Span(ended.since(*began)))
+                let took = Span(ended.since(*began));
+                write!(f, "round {} of cycle step {} took {took}", nth(*round), nth(*index))
             }
             Record::Window { name, start, end } => {
                 write!(f, "window {name}, {:.1} s", end - start)

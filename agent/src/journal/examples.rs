@@ -102,7 +102,7 @@ pub(crate) fn one_of_each() -> Vec<Record> {
             engines: vec![RunEngine {
                 engine: engine(),
                 model: "m".into(),
-                context_tokens: Some(4096),
+                context_tokens: None,
                 kv_bytes: None,
             }],
             runtime: "vLLM 0.31.0".into(),

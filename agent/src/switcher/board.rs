@@ -333,3 +333,56 @@ fn plan_step(node: &Node, step: &hotbunk_core::program::Step) -> PlanStep {
     let engine = step.engine().map(|e| node.engine(e).spec.name.clone()).unwrap_or_default();
     PlanStep { sentence: step.sentence(node), engine, eta_s: translate::leg_cost(node, step) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{self, Facts};
+    use crate::switcher::spec;
+    use hotbunk_core::ids::EngineId;
+    use hotbunk_core::queue::Refusal;
+    use std::path::Path;
+
+    const ONE_ENGINE: &str = r#"
+        [[engine]]
+        name = "A"
+        device = "none"
+        model = "a"
+        port = 8101
+        command = ["vllm", "serve", "a", "--host", "127.0.0.1", "--port", "8101"]
+        env = { VLLM_SERVER_DEV_MODE = "1" }
+    "#;
+
+    fn node() -> Node {
+        let (config, _) = config::parse(ONE_ENGINE, Path::new("hotbunk.toml"), &Facts::default()).unwrap();
+        let unknown = |_: &str| None;
+        let (engines, devices) = (spec::engines(&config, unknown), spec::devices(&config, unknown));
+        Node::new(engines, devices, spec::policy(&config, None), 1)
+    }
+
+    #[tokio::test]
+    async fn a_command_that_waited_and_was_refused_ends_with_the_reason() {
+        let (node, board) = (node(), Board::new(Arc::new(EventLog::new(8))));
+        let request = Request::Wake(EngineId(0));
+        let order = Order { request, by: By::Cycle, run: Some("run".to_owned()), client: None };
+        let id = OperationId(7);
+        let note = |note: &Note| board.note(&node, note, Some(&order), Around::default());
+        note(&Note::Queued { id, behind: OperationId(6) });
+        assert_eq!(board.by_number(id).unwrap().state, State::Queued);
+        let waiting = {
+            let board = board.clone();
+            tokio::spawn(async move { board.ended(id).await })
+        };
+        let refusal = Refusal::NoEvidence { device: "gpu0".to_owned(), reason: "no driver".to_owned() };
+        note(&Note::Refused { id, refusal: refusal.clone() });
+        let why = Why { code: refusal.code(), message: refusal.to_string() };
+        assert_eq!(waiting.await.unwrap(), Some(Ended { failure: Some(why) }));
+        assert_eq!(board.by_number(id).unwrap().state, State::Failed);
+    }
+
+    #[tokio::test]
+    async fn nobody_waits_for_what_is_not_known() {
+        let board = Board::new(Arc::new(EventLog::new(8)));
+        assert_eq!(board.ended(OperationId(7)).await, None);
+    }
+}

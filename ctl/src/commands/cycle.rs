@@ -174,7 +174,8 @@ fn render(run: &CycleRun) -> String {
     }
     let row = |step: &CycleStep| {
         vec![
-            step.index.to_string(),
+            // People count from 1, as the report's failures do.
+            step.index.saturating_add(1).to_string(),
             step.sentence.clone(),
             step.state.to_string(),
             human::maybe_seconds(step.duration_s),

@@ -339,21 +339,24 @@ impl Cx<'_> {
         detail: &str,
         next: &Recovery,
     ) {
-        let Some(op) = self.op(id) else { return };
-        if op.reported.contains(&engine) {
-            return;
-        }
         let incident = match next {
             Recovery::RehearsalFailed(_) if cause != Cause::Gone => Some(Incident::RehearsalFailed),
             _ => incident_of(step, cause),
         };
         let Some(incident) = incident else { return };
-        op.reported.push(engine);
+        // A fact about the engine, whatever else has been said of it; one mismatch alone is asked again first.
+        let from_level2 = self.node.engine(engine).tier == Tier::Level2;
         let reload =
             matches!(step, Step::Call { call: Call::ReloadWeights, .. }) && cause == Cause::CallRefused;
-        if (incident == Incident::CanaryMismatch || reload) && self.node.engine(engine).tier == Tier::Level2 {
+        let mismatch = incident == Incident::CanaryMismatch && *next != Recovery::Retry;
+        if from_level2 && (mismatch || reload) {
             self.node.engine_mut(engine).level2_unsafe = true;
         }
+        let Some(op) = self.op(id) else { return };
+        if op.reported.contains(&engine) {
+            return;
+        }
+        op.reported.push(engine);
         self.incident(incident, Some(engine), detail);
     }
 

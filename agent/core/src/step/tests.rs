@@ -391,6 +391,19 @@ fn one_engine_in_one_operation_is_one_incident() {
 }
 
 #[test]
+fn level_2_is_unsafe_after_two_bad_answers_of_which_the_last_is_wrong_and_not_after_one() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level2]);
+    s.switch(B, None).ok_until(is_probe).answer(StepResult::ProbeFailed("slow".into()));
+    s.ok_until(is_probe).answer(StepResult::Mismatch("other tokens".into())).ok_to_the_end();
+    assert!(s.node.engine(B).level2_unsafe);
+
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level2]);
+    s.switch(B, None).ok_until(is_probe).answer(StepResult::Mismatch("other tokens".into()));
+    s.ok_to_the_end().serving(B);
+    assert!(!s.node.engine(B).level2_unsafe, "the second answer was right");
+}
+
+#[test]
 fn an_engine_that_ends_while_everything_is_stopped_has_not_crashed() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Stopped]);
     s.command(Request::Start { engine: B, rehearse: None, awake: false });
