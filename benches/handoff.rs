@@ -40,7 +40,7 @@ fn main() -> anyhow::Result<()> {
     for (strategy, budgets) in STRATEGIES.iter().filter(|(name, _)| wanted(name)) {
         say(&format!("{strategy}: 19 handoffs at speed 1 ({})", machine()));
         let arguments = ["--plan", "handoffs", "--speed", "1", "--strategy", strategy];
-        let done = demo(&agent, &format!("handoff-{strategy}"), &arguments)?;
+        let done = demo(&asked, &agent, &format!("handoff-{strategy}"), &arguments)?;
         add(strategy, *budgets, &done, &mut times, &mut overheads)?;
         let switch = &done.report.switch;
         if !done.status.success() || switch.success != switch.handoffs {

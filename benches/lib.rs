@@ -22,11 +22,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// What the command line asks of a bench: names, and `--quick`.
+/// What the command line asks of a bench: names, and flags.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Asked {
     /// Less of it.
     pub quick: bool,
+    /// The agent before everything else on the machine.
+    pub realtime: bool,
     /// What is not a flag.
     pub names: Vec<String>,
 }
@@ -42,11 +44,24 @@ impl Asked {
             match argument.as_str() {
                 "--bench" => {}
                 "--quick" => asked.quick = true,
-                flag if flag.starts_with('-') => bail!("there is no flag {flag}; there is --quick"),
+                "--realtime" => asked.realtime = true,
+                flag if flag.starts_with('-') => {
+                    bail!("there is no flag {flag}; there are --quick and --realtime")
+                }
                 name => asked.names.push(name.to_owned()),
             }
         }
         Ok(asked)
+    }
+
+    /// A command that runs a program as asked.
+    pub fn command(&self, program: &Path) -> Command {
+        if !self.realtime {
+            return Command::new(program);
+        }
+        let mut command = Command::new("chrt");
+        command.args(["--rr", "1"]).arg(program);
+        command
     }
 }
 
@@ -108,11 +123,12 @@ pub struct Demo {
 ///
 /// # Errors
 /// It cannot be run, or leaves no report.
-pub fn demo(agent: &Path, name: &str, arguments: &[&str]) -> anyhow::Result<Demo> {
+pub fn demo(asked: &Asked, agent: &Path, name: &str, arguments: &[&str]) -> anyhow::Result<Demo> {
     let dir = folder(name)?;
     let log = std::fs::File::create(dir.join("demo.log"))?;
     let began = Instant::now();
-    let status = Command::new(agent)
+    let status = asked
+        .command(agent)
         .arg("demo")
         .args(arguments)
         .arg("--out")
@@ -133,7 +149,7 @@ pub fn demo(agent: &Path, name: &str, arguments: &[&str]) -> anyhow::Result<Demo
 /// A table with these columns; all but the first are numbers.
 pub fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
-    table.load_preset(presets::NOTHING).set_header(header.iter().copied());
+    table.load_style(presets::NOTHING).set_header(header.iter().copied());
     for column in table.column_iter_mut().skip(1) {
         column.set_cell_alignment(CellAlignment::Right);
     }

@@ -11,11 +11,11 @@ const WALL_S: f64 = 90.0;
 const OFF: f64 = 5.0;
 
 fn main() -> anyhow::Result<()> {
-    Asked::of_arguments()?;
+    let asked = Asked::of_arguments()?;
     let agent = agent()?;
     let theirs = reference()?;
     say(&format!("the reference cycle at speed 20 ({})", machine()));
-    let done = demo(&agent, "reference", &["--plan", "reference", "--speed", "20"])?;
+    let done = demo(&asked, &agent, "reference", &["--plan", "reference", "--speed", "20"])?;
     let wall = done.wall.as_secs_f64();
     say(&format!("wall time {wall:.1} s of {WALL_S} s: {}", verdict(wall, WALL_S)));
 

@@ -1,6 +1,6 @@
 //! The agent at rest: two engines, devices read ten times a second, nothing asked of it.
 //!
-//! CPU time and resident memory are the agent process's own (`/proc/PID/stat`, `/proc/PID/statm`); shims and engines
+//! CPU time and resident memory are the agent process's own (`/proc/PID/stat`, `/proc/PID/status`); shims and engines
 //! are others. Budgets: 1 % of a core, 40 MiB. And what a record costs before its step may act: a commit of the
 //! journal, awaited.
 
@@ -10,10 +10,11 @@ use hotbunk_agent::journal::{Journal, NewRecord};
 use hotbunk_api::client::Client;
 use hotbunk_api::words::Tier;
 use hotbunk_benches::{Asked, agent, folder, machine, say, table, verdict};
+use hotbunk_sim::ledger::{DeviceLedger, LedgerHeader};
 use std::fmt::Write;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const CPU_PERCENT: f64 = 1.0;
@@ -23,6 +24,8 @@ const START: Duration = Duration::from_secs(120);
 /// After that, so that what the start left to do is done.
 const SETTLE: Duration = Duration::from_secs(3);
 const COMMITS: usize = 400;
+/// The unit of `/proc/PID/stat` (`USER_HZ`), the same on every machine that the agent is for.
+const TICKS_PER_SECOND: f64 = 100.0;
 
 fn main() -> anyhow::Result<()> {
     let asked = Asked::of_arguments()?;
@@ -30,14 +33,14 @@ fn main() -> anyhow::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let mut rows = table(&["figure", "is", "budget", ""]);
 
-    let mut agent = Agent::start(&agent()?, &folder("rest")?)?;
+    let mut agent = Agent::start(&asked, &agent()?, &folder("rest")?)?;
     runtime.block_on(agent.settled())?;
     std::thread::sleep(SETTLE);
     let pid = agent.child.id();
     let (began, cpu) = (Instant::now(), cpu_seconds(pid)?);
     std::thread::sleep(watched);
     let percent = (cpu_seconds(pid)? - cpu) / began.elapsed().as_secs_f64() * 100.0;
-    let mib = rss_bytes(pid)? / f64::from(1 << 20);
+    let mib = rss_mib(pid)?;
     agent.stop()?;
     let seconds = watched.as_secs();
     let cpu = format!("CPU of one core over {seconds} s, %");
@@ -61,18 +64,15 @@ fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
     // The name may hold spaces: the fields begin after its bracket.
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     let ticks = |at: usize| fields.get(at).and_then(|f| f.parse::<f64>().ok()).context("/proc/PID/stat");
-    #[expect(clippy::cast_precision_loss, reason = "100 in every kernel that is about")]
-    let per_second = rustix::param::clock_ticks_per_second() as f64;
-    Ok((ticks(11)? + ticks(12)?) / per_second)
+    Ok((ticks(11)? + ticks(12)?) / TICKS_PER_SECOND)
 }
 
-/// Resident bytes of a process.
-fn rss_bytes(pid: u32) -> anyhow::Result<f64> {
-    let statm = std::fs::read_to_string(format!("/proc/{pid}/statm")).context("the agent has gone")?;
-    let pages: f64 = statm.split(' ').nth(1).context("/proc/PID/statm")?.parse()?;
-    #[expect(clippy::cast_precision_loss, reason = "a page size")]
-    let page = rustix::param::page_size() as f64;
-    Ok(pages * page)
+/// Resident memory of a process, MiB.
+fn rss_mib(pid: u32) -> anyhow::Result<f64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the agent has gone")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("/proc/PID/status")?;
+    let kib: f64 = line.trim().trim_end_matches(" kB").parse()?;
+    Ok(kib / 1024.0)
 }
 
 /// One step's records at a time, as in a handoff: 10 ms between them.
@@ -100,13 +100,15 @@ struct Agent {
 }
 
 impl Agent {
-    fn start(program: &Path, dir: &Path) -> anyhow::Result<Agent> {
+    fn start(asked: &Asked, program: &Path, dir: &Path) -> anyhow::Result<Agent> {
         // A socket's path may have 107 bytes, and the target folder may be anywhere.
         let sockets = std::env::temp_dir().join(format!("hotbunk-bench-{}", std::process::id()));
         let config = dir.join("hotbunk.toml");
         std::fs::write(&config, configuration(program, dir, &sockets)?)?;
+        DeviceLedger::create(&dir.join("device-ledger.json"), LedgerHeader::l20(0))?;
         let log = std::fs::File::create(dir.join("agent.log"))?;
-        let child = Command::new(program)
+        let child = asked
+            .command(program)
             .args(["run", "--config"])
             .arg(&config)
             .stdin(Stdio::null())
@@ -157,37 +159,40 @@ impl Drop for Agent {
 
 /// Two simulated engines, A awake and B asleep, with the agent's own intervals.
 fn configuration(program: &Path, dir: &Path, sockets: &Path) -> anyhow::Result<String> {
+    let free_port =
+        || -> anyhow::Result<u16> { Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port()) };
     let mut text = format!(
-        "[node]\nstate_dir = {:?}\nruntime_dir = {:?}\nhost_memory_reserve = \"1GiB\"\n\n\
+        "[node]\nstate_dir = {:?}\nruntime_dir = {:?}\nmetrics_listen = \"127.0.0.1:{}\"\nhost_memory_reserve = \"1GiB\"\n\n\
          [simulated]\nprofile = \"l20\"\nspeed = 20.0\nhost_scale = 64\n\n\
          [policy]\nawake_at_start = \"A\"\n\n\
          [[device]]\nname = \"gpu0\"\nledger = {:?}\n",
         dir.join("state"),
         sockets,
+        free_port()?,
         dir.join("device-ledger.json"),
     );
-    for (name, model, weights) in [("A", "model-a", 28), ("B", "model-b", 4)] {
-        let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port();
-        let words = [
-            &program.to_string_lossy(),
-            "sim-engine",
-            "--name",
-            name,
-            "--port",
-            &port.to_string(),
-            "--served-model-name",
-            model,
-            "--speed",
-            "20",
-            "--device-ledger",
-            &dir.join("device-ledger.json").to_string_lossy(),
-            "--host-scale",
-            "64",
-            "--kv-cache-memory-bytes",
-            "4GiB",
-            "--gpu-memory-utilization",
-            if name == "A" { "0.80" } else { "0.25" },
-            "--enable-sleep-mode",
+    for (name, model, weights, utilization) in [("A", "model-a", 28, "0.80"), ("B", "model-b", 4, "0.25")] {
+        let port = free_port()?;
+        let words: [String; 19] = [
+            program.to_string_lossy().into_owned(),
+            "sim-engine".into(),
+            "--name".into(),
+            name.into(),
+            "--port".into(),
+            port.to_string(),
+            "--served-model-name".into(),
+            model.into(),
+            "--speed".into(),
+            "20".into(),
+            "--device-ledger".into(),
+            dir.join("device-ledger.json").to_string_lossy().into_owned(),
+            "--host-scale".into(),
+            "64".into(),
+            "--kv-cache-memory-bytes".into(),
+            (4_u64 << 30).to_string(),
+            "--gpu-memory-utilization".into(),
+            utilization.into(),
+            "--enable-sleep-mode".into(),
         ];
         write!(
             text,

@@ -443,8 +443,14 @@ async fn serve_metrics(listener: TcpListener, metrics: Metrics, stop: watch::Rec
     }
 }
 
+/// The group that may operate the node beside root and the agent's own user: the agent's own group, where it has one
+/// of its own (the service unit gives it `hotbunk`).
+fn operators() -> Option<u32> {
+    Some(rustix::process::getegid()).filter(|gid| !gid.is_root()).map(|gid| gid.as_raw())
+}
+
 async fn serve_control(socket: Socket, backend: Backend, stop: watch::Receiver<bool>) {
-    if let Err(error) = control::serve(socket, backend, Allow::own(None), until(stop)).await {
+    if let Err(error) = control::serve(socket, backend, Allow::own(operators()), until(stop)).await {
         tracing::error!(error = chain(&error), "control API");
     }
 }

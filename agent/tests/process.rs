@@ -97,11 +97,22 @@ async fn next(events: &mut UnboundedReceiver<ProcessEvent>) -> ProcessEvent {
     tokio::time::timeout(PATIENCE, events.recv()).await.expect("an event comes").expect("the monitor lives")
 }
 
-async fn exited(events: &mut UnboundedReceiver<ProcessEvent>) -> (String, Exit) {
-    match next(events).await {
-        ProcessEvent::Exited { reason, exit } => (reason, exit),
-        other => panic!("not an exit: {other:?}"),
+/// The exit; what the log lost may be told before it, and then it is counted.
+async fn exited_after_losses(events: &mut UnboundedReceiver<ProcessEvent>) -> (String, Exit, u32) {
+    let mut losses = 0;
+    loop {
+        match next(events).await {
+            ProcessEvent::Exited { reason, exit } => return (reason, exit, losses),
+            ProcessEvent::LogLost(_) => losses += 1,
+            other => panic!("not an exit: {other:?}"),
+        }
     }
+}
+
+async fn exited(events: &mut UnboundedReceiver<ProcessEvent>) -> (String, Exit) {
+    let (reason, exit, losses) = exited_after_losses(events).await;
+    assert_eq!(losses, 0, "nothing was written that the log could lose");
+    (reason, exit)
 }
 
 async fn swept(events: &mut UnboundedReceiver<ProcessEvent>) -> SweepEnd {
@@ -244,7 +255,8 @@ async fn a_flood_of_stderr_neither_fills_the_disk_nor_blocks_the_engine() {
     launch.log = LogPolicy { max_bytes: 100_000, keep: 3 };
     let engine = place.shims.spawn(launch).await.expect("starts");
     let mut events = engine.events();
-    let (reason, exit) = exited(&mut events).await;
+    let (reason, exit, losses) = exited_after_losses(&mut events).await;
+    assert_eq!(losses, 1, "the flood is told, once");
     assert_eq!(exit.code, Some(7), "it got to its end: {reason}");
     assert_eq!(exit.tail.last().map(String::as_str), Some("done"));
     let logs = engine.log_path().parent().expect("a directory");

@@ -32,6 +32,8 @@ def covered($low; $high):
       engine_s: (if $work == null or $over.first_token == null then null
                  else (($work | map([.began, .ended])) + $drain | covered($over.accepted; $over.first_token))
                       - ($drain | covered($over.accepted; $over.first_token)) | . / 1e9 end),
+      probe: ($steps | map(select(.phase == "probe" and .engine == $asked.engine)) | first
+              | if . == null then null else (.ended - .began) / 1e9 end),
       ready: ($steps | map(select(.phase == "ready" and .outcome.result == "ok")) | last
               | if . == null then null else .ended | since($over.accepted) end),
       warm: ($steps | map(select(.phase == "warm_up" and .outcome.result == "ok")) | last
@@ -42,12 +44,12 @@ def covered($low; $high):
   ($operations[] | select(.ready != null)
    | "| \(.engine) (\(.operation)) | \(if .run then "a cycle" else "the agent" end) | \(.ready | seconds) | \(.warm | seconds) | \(.took | seconds) | \(.result) |"),
   "",
-  "| handoffs | leave | order | drain | n | to first token, median s | max s | engine's own, median s | overhead, median s | max s |",
-  "|---|---|---|---|---|---|---|---|---|---|",
+  "| handoffs | leave | order | drain | n | to first token, median s | max s | engine's own, median s | the rest, median s | max s | of it the probe, median s |",
+  "|---|---|---|---|---|---|---|---|---|---|---|",
   ($operations | map(select(.operation == "handoff" and .result == "ok"))
    | group_by([.strategy, .leave, .order, .drain, (.drained > 1)])[]
    | (map(select(.engine_s != null) | .first - .engine_s)) as $overhead
-   | "| \(.[0].strategy) | \(.[0].leave) | \(.[0].order) | \(.[0].drain)\(if .[0].drained > 1 then ", for a stream" else "" end) | \(length) | \(map(.first) | median | seconds) | \(map(.first) | max | seconds) | \(map(select(.engine_s != null) | .engine_s) | median | seconds) | \($overhead | median | seconds) | \($overhead | max | seconds) |"),
+   | "| \(.[0].strategy) | \(.[0].leave) | \(.[0].order) | \(.[0].drain)\(if .[0].drained > 1 then ", for a stream" else "" end) | \(length) | \(map(.first) | median | seconds) | \(map(.first) | max | seconds) | \(map(select(.engine_s != null) | .engine_s) | median | seconds) | \($overhead | median | seconds) | \($overhead | max | seconds) | \(map(.probe) | median | seconds) |"),
   "",
   "| phase | engine | n | median, s | max, s |", "|---|---|---|---|---|",
   ([$page.entries[].record | select(.kind == "step_ended" and .outcome.result == "ok")] | group_by([.phase, .engine])[]

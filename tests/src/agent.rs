@@ -12,6 +12,7 @@ use hotbunk_api::status::{Condition, EngineStatus, Status};
 use hotbunk_api::words::Tier;
 use rustix::process::Signal;
 use std::fs::File;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
@@ -299,6 +300,19 @@ impl Drop for Agent {
             let lines: Vec<&str> = log.lines().collect();
             let tail = lines[lines.len().saturating_sub(80)..].join("\n");
             eprintln!("--- the agent's log\n{tail}\n---");
+            for (path, text) in engine_logs(self.node.dir()) {
+                let lines: Vec<&str> = text.lines().collect();
+                let tail = lines[lines.len().saturating_sub(20)..].join("\n");
+                eprintln!("--- {}\n{tail}\n---", path.display());
+            }
         }
     }
+}
+
+/// Logs of the engines' incarnations, oldest first.
+fn engine_logs(dir: &Path) -> Vec<(PathBuf, String)> {
+    let entries = |dir: PathBuf| std::fs::read_dir(dir).into_iter().flatten().flatten().map(|e| e.path());
+    let mut logs: Vec<PathBuf> = entries(dir.join("state/logs")).flat_map(entries).collect();
+    logs.sort();
+    logs.into_iter().filter_map(|path| Some((path.clone(), std::fs::read_to_string(path).ok()?))).collect()
 }

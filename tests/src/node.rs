@@ -111,7 +111,9 @@ impl EngineSetup {
         ];
         let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
         flag("role", self.role.clone());
-        flag("model", self.model(profile));
+        if self.name != self.role {
+            flag("model", self.model(profile));
+        }
         flag("port", self.port.to_string());
         flag("speed", format!("{:?}", self.speed));
         flag("version", self.version.clone());

@@ -218,6 +218,8 @@ pub struct Device {
     pub spec: DeviceSpec,
     /// Bytes that none of our engines accounts for.
     pub foreign: u64,
+    /// What the last look would have called foreign: believed when it is seen again.
+    pub foreign_seen: u64,
     /// Whether it can be believed.
     pub evidence: Evidence,
 }
@@ -343,7 +345,7 @@ impl Node {
                 (true, Some(_)) => Evidence::Good,
                 (true, None) => Evidence::Lost("not read yet".into()),
             };
-            Device { spec, foreign: 0, evidence }
+            Device { spec, foreign: 0, foreign_seen: 0, evidence }
         };
         Node {
             engines: engines.into_iter().map(Engine::new).collect(),

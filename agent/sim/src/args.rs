@@ -156,9 +156,11 @@ impl Settings {
         Model::new(self.profile.device.clone(), self.engine.clone(), kv_bytes)
     }
 
-    /// The KV cache where no utilisation asks for what is left.
+    /// The KV cache where no utilisation asks for what is left, over all workers: vLLM's flag is each worker's own.
     pub(crate) fn fixed_kv_bytes(&self) -> u64 {
-        self.args.kv_cache_memory_bytes.unwrap_or(self.engine.kv_mib * MIB)
+        let workers = u64::try_from(self.args.tensor_parallel_size).unwrap_or(1);
+        let stated = self.args.kv_cache_memory_bytes.map(|bytes| bytes.saturating_mul(workers));
+        stated.unwrap_or(self.engine.kv_mib * MIB)
     }
 
     /// What the weights are when all is well.

@@ -88,7 +88,11 @@ impl Run {
                 break;
             }
         }
-        self.close_window(window).await;
+        if window.is_some() {
+            self.close_window(window).await;
+            // The last window's margin belongs to the run: its samples are taken before the report can be asked for.
+            tokio::time::sleep(self.plan.margin.div_f64(self.speed)).await;
+        }
         let outcome = match &failure {
             None => Outcome::Ok,
             Some(Stop::Cancelled) => {
@@ -104,6 +108,7 @@ impl Run {
             }
         };
         // What was sampled up to here belongs to the run.
+        self.parts.hands.host.sample_now().await;
         self.parts.hands.sampler.flush().await;
         self.record(vec![Record::RunEnded { outcome: outcome.clone() }]).await;
         drop(self.parts.hands.recorder.journal().flush().await);

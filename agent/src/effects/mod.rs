@@ -12,13 +12,14 @@ pub use seen::{Compared, Seen, Stopped};
 pub use work::{Called, WorkLog};
 
 use crate::clock;
-use crate::device::{AwaitOutcome, Sampler, Threshold};
+use crate::device::{AwaitOutcome, Reading, Sampler, Threshold};
 use crate::engine::{self as vllm, Depth, Drain, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
 use crate::events::{Context, Incident, Recorder};
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
 use crate::process::{LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
+use hotbunk_core::call::Call;
 use hotbunk_core::call::{CallOutcome, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
@@ -55,6 +56,17 @@ pub struct Hands {
     pub inputs: mpsc::UnboundedSender<Input>,
 }
 
+/// How good a reading beside a step must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Need {
+    /// Whatever is there.
+    Newest,
+    /// Of just now.
+    Fresh,
+    /// Of just now, and with the processes' own bytes.
+    Processes,
+}
+
 /// What an action is done for: names for records, and what the core knows of the engine.
 #[derive(Debug, Clone)]
 pub struct Purpose {
@@ -79,11 +91,17 @@ impl Hands {
         let hands = Arc::clone(self);
         let slot = self.slot(action.engine());
         let task = tokio::spawn(async move {
-            let must_be_fresh =
-                matches!(action, Action::Call { .. } | Action::Stop { .. } | Action::Spawn { .. });
-            let before = hands.bytes(action.engine(), &purpose, must_be_fresh).await;
+            let need = match &action {
+                Action::Call { call: Call::Sleep { .. } | Call::ReleaseKvCache, .. } => Need::Processes,
+                Action::Call { .. } | Action::Stop { .. } | Action::Spawn { .. } => Need::Fresh,
+                _ => Need::Newest,
+            };
+            let before = hands.bytes(action.engine(), &purpose, need).await;
             let (result, pss) = hands.perform(&action, &purpose).await;
-            let after = hands.bytes(action.engine(), &purpose, false).await;
+            // Evidence is recorded as it was seen, the engine's own bytes included.
+            let evidence = matches!(action, Action::AwaitUsed { .. });
+            let need = if evidence { Need::Processes } else { Need::Newest };
+            let after = hands.bytes(action.engine(), &purpose, need).await;
             // An error means that the switcher has ended.
             let _ = hands.inputs.send(Input::Done { ticket, result, around: Around { before, after, pss } });
         });
@@ -177,16 +195,26 @@ impl Hands {
     }
 
     /// Memory now, as far as it is known: the newest reading, or a new one.
-    async fn bytes(&self, engine: EngineId, purpose: &Purpose, must_be_fresh: bool) -> Bytes {
+    async fn bytes(&self, engine: EngineId, purpose: &Purpose, need: Need) -> Bytes {
         let name = &self.slot(engine).config.name;
         let rss = self.host.latest(name).and_then(|reading| reading.rss);
         let Some(device) = purpose.device else { return Bytes { rss, ..Bytes::default() } };
         let latest = self.sampler.latest(device);
         let stale = latest.as_ref().is_none_or(|reading| reading.age(clock::now()) > FRESH);
-        let reading = if must_be_fresh && stale { self.sampler.read_now(device).await.ok() } else { latest };
+        let listed = latest.as_ref().is_some_and(Reading::has_own_processes);
+        let read = match need {
+            Need::Newest => false,
+            Need::Fresh => stale,
+            Need::Processes => stale || !listed,
+        };
+        let reading = if read { self.sampler.read_now(device).await.ok() } else { latest };
         Bytes {
             device: reading.as_ref().map(|r| r.used),
-            engine: reading.as_ref().and_then(|r| self.sampler.engine_bytes(r, name)),
+            // A list of processes that was only carried along says nothing of this instant.
+            engine: reading
+                .as_ref()
+                .filter(|r| r.has_own_processes())
+                .and_then(|r| self.sampler.engine_bytes(r, name)),
             rss,
         }
     }

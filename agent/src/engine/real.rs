@@ -1,5 +1,5 @@
 //! The client against a real vLLM server, by hand:
-//! `HOTBUNK_REAL_VLLM=http://127.0.0.1:8101 HOTBUNK_REAL_MODEL=A cargo test -p hotbunk-agent --lib engine::real -- --ignored --nocapture`
+//! `HOTBUNK_REAL_ENGINE=http://127.0.0.1:8101 HOTBUNK_REAL_MODEL=A cargo test -p hotbunk-agent --lib engine::real -- --ignored --nocapture`
 //!
 //! Any server of 0.31 or later that is awake and serves nobody else will do, the CPU build included (it moves no memory,
 //! but its API server, scheduler and control flow are the real ones). One test, since it changes the server's state.
@@ -58,9 +58,9 @@ async fn stream_under_way(client: &Client) -> tokio::task::JoinHandle<Timed> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "needs a real vLLM server, named by HOTBUNK_REAL_VLLM"]
+#[ignore = "needs a real vLLM server, named by HOTBUNK_REAL_ENGINE"]
 async fn a_real_server_behaves_as_the_contract_says() {
-    let base = env::var("HOTBUNK_REAL_VLLM").expect("HOTBUNK_REAL_VLLM names the server");
+    let base = env::var("HOTBUNK_REAL_ENGINE").expect("HOTBUNK_REAL_ENGINE names the server");
     let model = env::var("HOTBUNK_REAL_MODEL").unwrap_or_else(|_| "A".into());
     let client =
         Client::new(Endpoint { base, model: model.clone(), api_key: None, load_tracking: false }).unwrap();

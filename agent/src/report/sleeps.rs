@@ -145,7 +145,8 @@ pub(super) fn sleeps<'a>(run: &Run<'a>, host: &[HostSample]) -> Vec<Sleep<'a>> {
     all
 }
 
-/// Host memory before a sleep and at its largest until the engine is next worked on.
+/// Host memory before a sleep and at its largest until the engine is next worked on, or the run ends: what is sampled
+/// later would make the same run's report another one.
 fn host_evidence(
     run: &Run<'_>,
     host: &[HostSample],
@@ -158,6 +159,7 @@ fn host_evidence(
     let next = later
         .filter(|p| p.engine == engine && p.began >= interval.ended && !verifies(p.phase))
         .map(|p| p.began)
+        .chain(run.ended.map(|(at, ..)| at))
         .min();
     let readings = || {
         host.iter()

@@ -1,4 +1,5 @@
 //! Agent and client together, as an operator meets them.
 
 mod client;
+mod demo;
 mod refused;

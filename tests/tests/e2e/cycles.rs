@@ -5,7 +5,7 @@ use hotbunk_api::cycle::{CycleRun, PlanSource, RunCycle};
 use hotbunk_api::error::ErrorCode;
 use hotbunk_api::words::{State, Tier};
 use hotbunk_tests::{Agent, PATIENCE, Setup, Switch, until};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 fn named(id: &str, name: &str) -> RunCycle {
     RunCycle { id: Some(id.to_owned()), plan: PlanSource::Named { name: name.to_owned() } }
@@ -89,20 +89,27 @@ async fn a_cycle_that_is_given_up_leaves_the_node_as_it_was_found() {
     agent.stop().await;
 }
 
-/// Cron has no finer step than a minute: this test waits for the next one.
+/// Cron has no finer step than a minute: this test waits for the next one that leaves time to come up first.
 #[tokio::test]
 async fn a_scheduled_cycle_is_left_out_while_requests_are_served() {
-    let schedule = "\n[[schedule]]\nname = \"often\"\ncron = \"* * * * *\"\nplan = \"quick\"\n";
-    let node = Setup::pair().tables(schedule).build();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let due = (now + 20).div_ceil(60) * 60;
+    let minute = due / 60 % 60;
+    let schedule =
+        format!("\n[[schedule]]\nname = \"often\"\ncron = \"{minute} * * * *\"\nplan = \"quick\"\n");
+    let node = Setup::pair().tables(&schedule).env("TZ", "UTC").build();
     let agent = node.start().await;
     agent.until_up().await;
-    let a = node.engine("A").clone();
+    let a = node.engine("A");
     a.fault("completions_hang", None, None).await;
-    let serving = tokio::spawn(async move { a.stream(10).await });
-    node.engine("A").until_running(1).await;
-    let deadline = Instant::now() + Duration::from_secs(90);
+    let serving = tokio::spawn({
+        let a = a.clone();
+        async move { a.complete(10).await }
+    });
+    a.until_running(1).await;
+    let deadline = Instant::now() + Duration::from_secs(due - now) + PATIENCE;
     while agent.incidents(0).await.is_empty() {
-        assert!(Instant::now() < deadline, "a minute has begun, and nothing was told");
+        assert!(Instant::now() < deadline, "its minute has begun, and nothing was told");
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
     let seen = agent.incidents(0).await;
@@ -110,6 +117,6 @@ async fn a_scheduled_cycle_is_left_out_while_requests_are_served() {
     assert!(seen[0].message.contains("A is serving requests"), "{seen:#?}");
     assert!(agent.api.cycles().await.unwrap().runs.is_empty());
     agent.until_at("A", Tier::Awake).await;
-    drop(agent);
-    drop(serving);
+    serving.abort();
+    agent.stop().await;
 }

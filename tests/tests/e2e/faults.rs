@@ -5,7 +5,7 @@
 
 use hotbunk_api::error::ErrorCode;
 use hotbunk_api::words::{Drain, State, Strategy, Tier};
-use hotbunk_tests::{Agent, Node, Setup, Sleep, Switch, start, until};
+use hotbunk_tests::{Agent, Node, Setup, Sleep, Switch, reset, start, until};
 
 use Strategy::{Park, SleepFirst, WakeFirst};
 
@@ -258,20 +258,31 @@ async fn what_stays_behind_grows() {
 }
 
 /// vLLM's own assertion: a neighbour takes more, inside A's sleep, than A gives back. A's bytes are gone, A cannot come
-/// back while the neighbour is there, and comes back once it has gone.
+/// back while the neighbour is there. Nothing is started into memory that cannot be accounted for: A's tree is ended,
+/// and since bytes are there all the same, A waits for somebody to look and to say `reset`.
 #[tokio::test]
 async fn a_neighbour_takes_what_the_sleep_gives() {
     let (node, agent) = node("0.31").await;
     let mark = agent.mark().await;
     node.engine("A").fault("neighbour_alloc_in_sleep", None, None).await;
     let op = agent.run(Switch::to("B").strategy(SleepFirst)).await;
-    let seen = agent.incidents(mark).await;
-    assert_eq!(seen.iter().filter(|i| i.about == "A").count(), 1, "{op:#?}\n{seen:#?}");
-    // The neighbour goes.
+    assert_eq!(op.error.map(|e| e.code), Some(ErrorCode::SleepIncomplete));
+    let reason = agent.until_failed("A").await;
+    assert!(reason.contains("gpu0 shows"), "{reason}");
+    assert_eq!(node.tree("A"), []);
+    let mut seen = agent.incident_codes(mark).await;
+    seen.sort();
+    // The cause, and that what served before could not be restored.
+    assert_eq!(seen, ["rollback_failed A", "sleep_failed A"]);
+    let refused = agent.submit(start("A")).await.unwrap_err();
+    assert_eq!(refused.code, ErrorCode::Refused);
+    // The neighbour goes, the operator says so: A is there again.
     let foreign = node.used_by("foreign");
     assert!(foreign > 0);
     let owner = hotbunk_sim::ledger::Owner::of(1).unwrap();
     node.ledger(0).free(owner, "foreign", foreign).unwrap();
+    agent.done(reset("A")).await;
+    agent.until_idle().await;
     as_found(&agent).await;
     node.engine("A").serves().await;
     agent.stop().await;

@@ -1,6 +1,6 @@
 //! Processes: killed, orphaned, deaf, talkative; and what is left when the agent goes.
 
-use hotbunk_api::words::Tier;
+use hotbunk_api::words::{Strategy, Tier};
 use hotbunk_tests::{Agent, Node, Setup, Switch, kill, start, stop, until};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
@@ -162,5 +162,46 @@ async fn remains_without_a_shim_are_found_as_well() {
     assert!(cores.iter().all(|pid| !now.contains(pid)), "{cores:?} {now:?}");
     agent.until_up().await;
     node.engine("A").serves().await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_told_to_stop_in_the_middle_of_a_handoff_leaves_nothing() {
+    let limits = r#"timeouts = { wake = "3s", is_sleeping = "3s" }"#;
+    let node = Setup::pair().each(|e| e.line(limits)).build();
+    let agent = node.start().await;
+    agent.until_up().await;
+    node.engine("B").fault("wake_hang", None, None).await;
+    let begun = agent.submit(Switch::to("B").strategy(Strategy::SleepFirst)).await.unwrap();
+    until("the wake to hang", async || {
+        agent.api.operation(&begun.id).await.unwrap().steps.iter().any(|s| s.phase == "wake")
+    })
+    .await;
+    agent.stop().await;
+    // What was begun has an end in the journal: the next agent finds nothing unfinished, and comes up.
+    let agent = node.start().await;
+    agent.until_up().await;
+    node.engine("A").serves().await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_agent_killed_in_the_middle_of_a_handoff_is_cleaned_up_after() {
+    let (node, agent) = pair().await;
+    node.engine("B").fault("wake_hang", None, None).await;
+    let begun = agent.submit(Switch::to("B").strategy(Strategy::SleepFirst)).await.unwrap();
+    until("the wake to hang", async || {
+        agent.api.operation(&begun.id).await.unwrap().steps.iter().any(|s| s.phase == "wake")
+    })
+    .await;
+    agent.kill().await;
+    let left: Vec<u32> = node.living().iter().map(|p| p.pid).collect();
+    let agent = node.start().await;
+    let now: Vec<u32> = node.living().iter().map(|p| p.pid).collect();
+    assert!(left.iter().all(|pid| !now.contains(pid)), "{left:?} {now:?}");
+    agent.until_up().await;
+    node.engine("A").serves().await;
+    agent.done(Switch::to("B")).await;
+    node.engine("B").serves().await;
     agent.stop().await;
 }

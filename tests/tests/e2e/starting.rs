@@ -112,9 +112,12 @@ async fn an_engine_that_serves_another_model_is_not_taken_for_ours() {
 #[tokio::test]
 async fn a_program_that_does_not_exist_is_told_at_once() {
     let once = r#"restart = { budget = 0, initial = "100ms", max = "100ms" }"#;
-    let command =
-        format!("command = [\"/no/such/vllm\", \"serve\", \"Qwen3-1.7B\", \"--port\", \"{}\"]", free_port());
-    let node = Setup::pair().engine("B", |e| e.line(once).line(&command).line("levels = []")).build();
+    let port = free_port();
+    let command = format!(
+        "command = [\"/no/such/vllm\", \"serve\", \"Qwen3-1.7B\", \"--host\", \"127.0.0.1\", \"--port\", \"{port}\"]"
+    );
+    let lines = [once, command.as_str(), &format!("port = {port}"), "levels = []"];
+    let node = Setup::pair().engine("B", |e| lines.iter().fold(e, |e, line| e.line(line))).build();
     let agent = node.start().await;
     agent.until_failed("B").await;
     let seen = agent.incidents(0).await;

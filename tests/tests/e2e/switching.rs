@@ -4,7 +4,7 @@ use hotbunk_api::error::ErrorCode;
 use hotbunk_api::explain::{Change, ExplainRequest, Verdict};
 use hotbunk_api::operation::Operation;
 use hotbunk_api::words::{Drain, Order, State, Strategy, Tier};
-use hotbunk_tests::{Agent, MIB, Node, Setup, Sleep, Switch};
+use hotbunk_tests::{Agent, MIB, Node, Setup, Sleep, Switch, wake};
 
 /// Phases in the order in which they began, as `phase engine`.
 fn phases(operation: &Operation) -> Vec<String> {
@@ -164,4 +164,59 @@ async fn a_switch_is_explained_before_it_is_made() {
     .await;
     assert_eq!(agent.entries("operation_accepted", mark).await.len(), 0, "explaining changes nothing");
     assert_eq!(agent.incident_codes(mark).await, ["foreign_memory gpu0"]);
+}
+
+/// I3: whatever is asked by however many at once, one thing is done at a time, and nothing is lost. I2: nobody ever
+/// takes memory that is not there.
+#[tokio::test]
+async fn many_commanders_at_once_are_served_one_by_one() {
+    let (node, agent) = pair().await;
+    let mark = agent.mark().await;
+    let capacity = agent.status().await.devices[0].total_bytes.unwrap();
+    let ask = async |who: usize| {
+        let mut ends = Vec::new();
+        for round in 0..4 {
+            let engine = if (who + round).is_multiple_of(2) { "A" } else { "B" };
+            let request = match (who + 2 * round) % 5 {
+                0 => Sleep::at(engine, Tier::Level1),
+                1 => wake(engine),
+                2 => Switch::to(engine).strategy(Strategy::SleepFirst).into(),
+                3 => Switch::to(engine).leave(Tier::Level2).into(),
+                _ => Switch::to(engine).into(),
+            };
+            match agent.submit(request).await {
+                Ok(op) => ends.push(agent.wait(&op.id).await.error.map(|e| e.code)),
+                Err(refusal) => ends.push(Some(refusal.code)),
+            }
+            assert!(node.used() <= capacity);
+        }
+        ends
+    };
+    let ends = tokio::join!(ask(0), ask(1), ask(2), ask(3), ask(4), ask(5), ask(6), ask(7));
+    let ends = [ends.0, ends.1, ends.2, ends.3, ends.4, ends.5, ends.6, ends.7].concat();
+    // Done, busy, or refused for a reason; never a failure of what was begun.
+    let fine = |end: &Option<ErrorCode>| {
+        matches!(
+            end,
+            None | Some(ErrorCode::Busy | ErrorCode::Refused | ErrorCode::Unsupported | ErrorCode::NoRoom)
+        )
+    };
+    assert!(ends.iter().all(fine), "{ends:?}");
+    agent.until_idle().await;
+    assert_eq!(agent.incident_codes(mark).await, Vec::<String>::new());
+    // Accepted and ended take turns in the journal: no two operations overlap.
+    let accepted = agent.entries("operation_accepted", mark).await;
+    let ended = agent.entries("operation_ended", mark).await;
+    assert!(!accepted.is_empty());
+    assert_eq!(accepted.len(), ended.len());
+    for (begin, end) in accepted.iter().zip(&ended) {
+        assert_eq!(begin.operation, end.operation);
+    }
+    assert!(
+        ended.iter().zip(&accepted[1..]).all(|(end, next)| end.seq < next.seq),
+        "{accepted:?}\n{ended:?}"
+    );
+    agent.done(Switch::to("A")).await;
+    node.engine("A").serves().await;
+    agent.stop().await;
 }

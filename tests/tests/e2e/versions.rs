@@ -2,7 +2,7 @@
 
 use hotbunk_api::error::ErrorCode;
 use hotbunk_api::words::{Drain, Strategy, Tier};
-use hotbunk_tests::{Setup, Switch};
+use hotbunk_tests::{Agent, Setup, Switch};
 
 /// What a release can do.
 struct Release {
@@ -11,17 +11,24 @@ struct Release {
     parks: bool,
     freezes: bool,
     aborts: bool,
+    reloads_quantized: bool,
 }
 
 async fn check(release: Release) {
-    let Release { version, level2, parks, freezes, aborts } = release;
+    let Release { version, level2, parks, freezes, aborts, reloads_quantized } = release;
     let node = Setup::pair().each(|e| e.version(version)).build();
     let agent = node.start().await;
     agent.until_up().await;
     let caps = agent.engine("A").await.capabilities.unwrap();
     assert_eq!((caps.level1, caps.level2, caps.park), (true, level2, parks), "{version}");
     let sleep_first = |to: &str, leave: Tier| Switch::to(to).strategy(Strategy::SleepFirst).leave(leave);
-    for (leave, can) in [(Tier::Level1, true), (Tier::Level2, level2), (Tier::Parked, parks)] {
+    if level2 && !reloads_quantized {
+        level2_is_a_trap(&agent).await;
+    }
+    let mark = agent.mark().await;
+    for (leave, can) in
+        [(Tier::Level1, true), (Tier::Level2, level2 && reloads_quantized), (Tier::Parked, parks)]
+    {
         if !can {
             let refused = agent.submit(sleep_first("B", leave)).await.unwrap_err();
             assert_eq!(refused.code, ErrorCode::Unsupported, "{version} {leave}: {refused:?}");
@@ -56,12 +63,33 @@ async fn check(release: Release) {
         assert_eq!(end, "length", "{version}: nothing happened to it");
         node.engine("A").serves().await;
     }
-    assert_eq!(agent.incident_codes(0).await, Vec::<String>::new(), "{version}");
+    assert_eq!(agent.incident_codes(mark).await, Vec::<String>::new(), "{version}");
     agent.stop().await;
 }
 
+/// Up to 0.15 reloading quantised weights fails (CONTRACT 1.3), and A's are: what served is restored, A is started
+/// again, and the level is not used on it any more. B's weights are not quantised.
+async fn level2_is_a_trap(agent: &Agent) {
+    let sleep_first = |to: &str| Switch::to(to).strategy(Strategy::SleepFirst).leave(Tier::Level2);
+    let mark = agent.mark().await;
+    agent.done(sleep_first("B")).await;
+    let op = agent.run(sleep_first("A")).await;
+    assert_eq!(op.error.map(|e| e.code), Some(ErrorCode::WakeFailed));
+    agent.until_at("B", Tier::Awake).await;
+    agent.node.engine("B").serves().await;
+    agent.until_at("A", Tier::Level1).await;
+    agent.until_idle().await;
+    assert_eq!(agent.incident_codes(mark).await, ["wake_failed A"]);
+    agent.done(sleep_first("A")).await;
+    agent.until_at("B", Tier::Level2).await;
+    let refused = agent.submit(sleep_first("B")).await.unwrap_err();
+    assert_eq!(refused.code, ErrorCode::Unsupported, "{refused:?}");
+    agent.done(Switch::to("B").strategy(Strategy::SleepFirst)).await;
+    agent.done(Switch::to("A").strategy(Strategy::SleepFirst)).await;
+}
+
 macro_rules! releases {
-    ($($name:ident: $version:literal, $level2:literal, $parks:literal, $freezes:literal, $aborts:literal;)+) => {
+    ($($name:ident: $version:literal, $level2:literal, $parks:literal, $freezes:literal, $aborts:literal, $reloads:literal;)+) => {
         $(#[tokio::test]
         async fn $name() {
             let release = Release {
@@ -70,6 +98,7 @@ macro_rules! releases {
                 parks: $parks,
                 freezes: $freezes,
                 aborts: $aborts,
+                reloads_quantized: $reloads,
             };
             check(release).await;
         })+
@@ -77,11 +106,11 @@ macro_rules! releases {
 }
 
 releases! {
-    v0_9_2: "0.9.2", false, false, false, false;
-    v0_11: "0.11", true, false, false, false;
-    v0_16: "0.16", true, false, false, true;
-    v0_20: "0.20", true, false, false, true;
-    v0_26: "0.26", true, false, true, true;
-    v0_31: "0.31", true, true, true, true;
-    v0_32: "0.32", true, true, true, true;
+    v0_9_2: "0.9.2", false, false, false, false, false;
+    v0_11: "0.11", true, false, false, false, false;
+    v0_16: "0.16", true, false, false, true, true;
+    v0_20: "0.20", true, false, false, true, true;
+    v0_26: "0.26", true, false, true, true, true;
+    v0_31: "0.31", true, true, true, true, true;
+    v0_32: "0.32", true, true, true, true, true;
 }

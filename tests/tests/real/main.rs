@@ -1,7 +1,7 @@
 //! Two real vLLM servers under the agent: `tests/real-vllm/run`, where an installation is at hand; and the report of the
 //! run that is committed beside it.
 //!
-//! The run takes from ten minutes to an hour, so it only runs where `HOTBUNK_REAL_VLLM` names an installation
+//! The run takes from five minutes to half an hour, so it only runs where `HOTBUNK_REAL_VLLM` names an installation
 //! (`tests/real-vllm/README.md`): `HOTBUNK_REAL_VLLM=DIR cargo test -p hotbunk-tests --test real -- --nocapture`.
 
 use hotbunk_api::report::{Status, SwitchReport};

@@ -67,3 +67,40 @@ pub fn leave_cost(engine: &Engine, tier: Tier) -> Duration {
     let deeper = Tier::ALL.into_iter().filter(|t| *t > tier).filter_map(|t| engine.costs.leave[t as usize]);
     if tier == Tier::Awake { estimate } else { deeper.fold(estimate, Duration::min) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backoff::BackoffPolicy;
+    use crate::spec::{EngineSpec, Estimate, Levels, Timeouts};
+
+    fn engine() -> Engine {
+        Engine::new(EngineSpec {
+            name: "A".into(),
+            devices: Vec::new(),
+            levels: Levels { parked: true, level1: true, level2: true },
+            rest: Tier::Level1,
+            autostart: true,
+            rehearse: true,
+            estimate: Estimate { weights: Some(28 << 30), kv_cache: Some(4 << 30), ..Estimate::default() },
+            timeouts: Timeouts::default(),
+            stop_grace: Duration::from_secs(10),
+            backoff: BackoffPolicy::default(),
+        })
+    }
+
+    #[test]
+    fn parking_is_never_estimated_dearer_than_a_learned_level_1_sleep() {
+        let mut engine = engine();
+        let slow = Duration::from_secs(3);
+        for (learned, bounds) in [(slow, false), (Duration::from_millis(2), true)] {
+            engine.costs.enter[Tier::Level1 as usize] = Some(learned);
+            engine.costs.leave[Tier::Level1 as usize] = Some(learned);
+            assert_eq!(enter_cost(&engine, Tier::Parked) == learned, bounds);
+            assert_eq!(leave_cost(&engine, Tier::Parked) == learned, bounds);
+        }
+        // What was learned of parking itself is what counts.
+        engine.costs.leave[Tier::Parked as usize] = Some(slow);
+        assert_eq!(leave_cost(&engine, Tier::Parked), slow);
+    }
+}

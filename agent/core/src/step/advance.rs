@@ -346,7 +346,10 @@ impl Cx<'_> {
         let Some(incident) = incident else { return };
         // A fact about the engine, whatever else has been said of it; one mismatch alone is asked again first.
         let from_level2 = self.node.engine(engine).tier == Tier::Level2;
-        if incident == Incident::CanaryMismatch && from_level2 && *next != Recovery::Retry {
+        let reload =
+            matches!(step, Step::Call { call: Call::ReloadWeights, .. }) && cause == Cause::CallRefused;
+        let mismatch = incident == Incident::CanaryMismatch && *next != Recovery::Retry;
+        if from_level2 && (mismatch || reload) {
             self.node.engine_mut(engine).level2_unsafe = true;
         }
         let Some(op) = self.op(id) else { return };

@@ -91,13 +91,18 @@ impl Cx<'_> {
             let e = self.node.engine(id);
             e.dead || matches!(e.condition, Condition::Moving | Condition::Adrift(_))
         };
-        if busy || self.node.engines_on(device).any(unsettled) {
+        // An engine that seems to have been woken behind our back is the better explanation: its surveys will tell.
+        let in_doubt = |id: EngineId| unsettled(id) || self.node.engine(id).watch.contradictions > 0;
+        if busy || self.node.engines_on(device).any(in_doubt) {
             return;
         }
         let ours: u64 =
             self.node.engines_on(device).map(|id| self.node.engine(id).held).fold(0, u64::saturating_add);
         let d = &mut self.node.devices[usize::from(device.0)];
-        let foreign = Some(used.saturating_sub(ours)).filter(|bytes| *bytes > d.spec.slack).unwrap_or(0);
+        let seen = Some(used.saturating_sub(ours)).filter(|bytes| *bytes > d.spec.slack).unwrap_or(0);
+        // Growth counts once it has been seen twice: the first look may come before the survey that explains it.
+        let foreign = seen.min(d.foreign.max(d.foreign_seen));
+        d.foreign_seen = seen;
         let appeared = foreign > d.foreign.saturating_add(d.spec.slack);
         d.foreign = foreign;
         if appeared {

@@ -5,7 +5,7 @@ use crate::world::Weights;
 use hotbunk_core::call::{Call, SleepLevel};
 use hotbunk_core::effect::{Action, Effect, Incident, Note, Ticket};
 use hotbunk_core::event::{By, Event, Request};
-use hotbunk_core::ids::{EngineId, OperationId};
+use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
 use hotbunk_core::invariants;
 use hotbunk_core::spec::DrainPolicy;
 use hotbunk_core::state::Condition;
@@ -330,12 +330,14 @@ impl Sys {
             if touched || failed {
                 continue;
             }
+            let counted = |d: DeviceId, bytes: u64| self.node.device(d).foreign >= bytes;
             let as_said = match e.tier {
                 Tier::Awake => p.serves(),
                 Tier::Parked => p.alive && p.weights == Weights::Mapped && !p.kv && !p.garbage,
                 Tier::Level1 => p.alive && p.weights == Weights::Host && !p.kv,
                 Tier::Level2 => p.alive && !matches!(p.weights, Weights::Mapped | Weights::Half) && !p.kv,
-                Tier::Stopped => !p.alive && p.leftover == 0,
+                // Bytes that outlive a tree of which nothing runs any more are nobody's of ours, if they are counted.
+                Tier::Stopped => !p.alive && e.spec.devices.iter().all(|d| counted(*d, p.leftover)),
             };
             if !as_said {
                 let tier = e.tier;
