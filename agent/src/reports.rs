@@ -15,7 +15,8 @@ pub async fn of_run(journal: &Journal, run: &str) -> Result<SwitchReport, ApiErr
     let read = move |reader: &crate::journal::Reader| {
         let page = reader.entries(&Query::all().run(id))?;
         let (Some(first), Some(last)) = (page.entries.first(), page.entries.last()) else { return Ok(None) };
-        let span = Span::Wall { from: first.wall - MARGIN, to: last.wall + MARGIN };
+        // Not beyond the last record: what is sampled later would change the report of a run that is over.
+        let span = Span::Wall { from: first.wall - MARGIN, to: last.wall };
         let samples = reader.samples(&span, None)?;
         let host = reader.host_samples(&span, None)?;
         Ok(Some((page.entries, samples, host)))
@@ -40,5 +41,5 @@ pub async fn table_of_run(journal: &Journal, run: &str) -> Result<String, ApiErr
     Ok(report::table(&of_run(journal, run).await?))
 }
 
-/// Windows of a report reach beyond the run's first and last record, seconds.
+/// Windows of a report reach back beyond the run's first record, seconds.
 const MARGIN: f64 = 5.0;

@@ -131,6 +131,8 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
     ));
     say(&format!("folder: {}", setup.dir.display()));
     let app = App::start(config, Engines::Leave).await?;
+    // The journal's lock is ours, and what was left running has been stopped.
+    setup.clear_former();
     say(&format!("control socket: {}", app.control_socket.display()));
     if let Some(address) = app.metrics_address {
         say(&format!("metrics: http://{address}/metrics"));

@@ -22,6 +22,8 @@ pub(super) struct Setup {
     pub(super) config_file: PathBuf,
     /// Sockets: their paths may have 107 bytes at most, and the folder may be anywhere.
     sockets: PathBuf,
+    /// The same of the demo that used this folder before: a demo that was killed leaves it behind.
+    former_sockets: Option<PathBuf>,
 }
 
 impl Setup {
@@ -36,18 +38,40 @@ impl Setup {
         make(&dir)?;
         let sockets = std::env::temp_dir().join(format!("hotbunk-{}", std::process::id()));
         make(&sockets)?;
-        let mut setup = Setup { dir: dir.clone(), config_file: PathBuf::new(), sockets: sockets.clone() };
+        let config_file = dir.join("hotbunk.toml");
+        let mut setup = Setup {
+            dir: dir.clone(),
+            config_file: PathBuf::new(),
+            sockets: sockets.clone(),
+            former_sockets: former_sockets(&config_file).filter(|former| *former != sockets),
+        };
         let profile = Profile::load(&args.profile)?;
         let ledger = dir.join("device-ledger.json");
         let header = LedgerHeader::new(&profile.device.name, 0, profile.device.total_mib * MIB);
         DeviceLedger::open_or_create(&ledger, header)?;
-        let config_file = dir.join("hotbunk.toml");
         let text = text(args, engine_speed, &dir, &sockets, &ledger, &profile)?;
         std::fs::write(&config_file, text)
             .with_context(|| format!("{} cannot be written", config_file.display()))?;
         setup.config_file = config_file;
         Ok(setup)
     }
+
+    /// Removes the sockets of the demo before. To be called once its agent is known to be gone.
+    pub(super) fn clear_former(&self) {
+        if let Some(former) = &self.former_sockets {
+            drop(std::fs::remove_dir_all(former));
+        }
+    }
+}
+
+/// Where an earlier demo had its sockets, by the configuration that it wrote; nothing but such a place.
+fn former_sockets(config_file: &Path) -> Option<PathBuf> {
+    let text = std::fs::read_to_string(config_file).ok()?;
+    let table: toml::Table = toml::from_str(&text).ok()?;
+    let dir = PathBuf::from(table.get("node")?.get("runtime_dir")?.as_str()?);
+    let pid = dir.file_name()?.to_str()?.strip_prefix("hotbunk-")?;
+    let is_a_demos = dir.parent() == Some(&std::env::temp_dir()) && pid.bytes().all(|b| b.is_ascii_digit());
+    is_a_demos.then_some(dir)
 }
 
 impl Drop for Setup {
