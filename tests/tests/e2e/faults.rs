@@ -5,7 +5,7 @@
 
 use hotbunk_api::error::ErrorCode;
 use hotbunk_api::words::{Drain, State, Strategy, Tier};
-use hotbunk_tests::{Agent, Node, Setup, Sleep, Switch, reset, start, until};
+use hotbunk_tests::{Agent, Node, Setup, Sleep, Switch, start, until};
 
 use Strategy::{Park, SleepFirst, WakeFirst};
 
@@ -259,7 +259,7 @@ async fn what_stays_behind_grows() {
 
 /// vLLM's own assertion: a neighbour takes more, inside A's sleep, than A gives back. A's bytes are gone, A cannot come
 /// back while the neighbour is there. Nothing is started into memory that cannot be accounted for: A's tree is ended,
-/// and since bytes are there all the same, A waits for somebody to look and to say `reset`.
+/// and since bytes are there all the same, A waits until they have gone.
 #[tokio::test]
 async fn a_neighbour_takes_what_the_sleep_gives() {
     let (node, agent) = node("0.31").await;
@@ -276,13 +276,12 @@ async fn a_neighbour_takes_what_the_sleep_gives() {
     assert_eq!(seen, ["rollback_failed A", "sleep_failed A"]);
     let refused = agent.submit(start("A")).await.unwrap_err();
     assert_eq!(refused.code, ErrorCode::Refused);
-    // The neighbour goes, the operator says so: A is there again.
+    // The neighbour goes: A is there again by itself.
     let foreign = node.used_by("foreign");
     assert!(foreign > 0);
     let owner = hotbunk_sim::ledger::Owner::of(1).unwrap();
     node.ledger(0).free(owner, "foreign", foreign).unwrap();
-    agent.done(reset("A")).await;
-    agent.until_idle().await;
+    agent.until_at("A", Tier::Awake).await;
     as_found(&agent).await;
     node.engine("A").serves().await;
     agent.stop().await;

@@ -87,6 +87,9 @@ impl Cx<'_> {
                 self.device_incident(Incident::DeviceRestored, device, format!("{name} can be read again"));
             }
         }
+        if !busy {
+            self.leftovers_gone(device, used);
+        }
         let unsettled = |id: EngineId| {
             let e = self.node.engine(id);
             e.dead || matches!(e.condition, Condition::Moving | Condition::Adrift(_))
@@ -109,6 +112,43 @@ impl Cx<'_> {
             let detail =
                 format!("{} on {} that no engine of ours accounts for", ledger::human(foreign), d.spec.name);
             self.device_incident(Incident::ForeignMemory, device, detail);
+        }
+    }
+
+    /// Bytes that outlived an ended engine have gone at last (an uninterruptible process ended, a neighbour went that
+    /// had taken them): the engine need not wait for an operator.
+    fn leftovers_gone(&mut self, device: DeviceId, used: u64) {
+        let slack = self.node.device(device).spec.slack;
+        for engine in self.node.ids() {
+            let e = self.node.engine(engine);
+            let failed = matches!(e.condition, Condition::Failed(_));
+            // One that spans several devices would have to be seen gone from all of them in one look.
+            if !(failed && e.dead && e.held > 0 && e.spec.devices == [device]) {
+                continue;
+            }
+            // Room that another one's end has made would pass for it.
+            let clear = |id: &EngineId| {
+                let e = self.node.engine(*id);
+                !e.dead && e.condition == Condition::Settled
+            };
+            if !self.node.engines_on(device).filter(|id| *id != engine).all(|id| clear(&id)) {
+                continue;
+            }
+            let others = ledger::expected_used(self.node, device, engine, Tier::Stopped);
+            let there = others.is_none_or(|bytes| used > bytes.saturating_add(slack));
+            let e = self.node.engine_mut(engine);
+            e.watch.contradictions = if there { 0 } else { e.watch.contradictions.saturating_add(1) };
+            // Seen twice: the first look may come before the news that a neighbour has just died.
+            if e.watch.contradictions < CONTRADICTIONS {
+                continue;
+            }
+            let now = self.now;
+            self.transit(engine, "what it had left on the device is gone", |e| {
+                (e.process, e.dead) = (false, false);
+                (e.held, e.reserved) = (0, 0);
+                e.watch.contradictions = 0;
+                e.condition = if e.wanted_awake { Condition::Backoff(now) } else { Condition::Settled };
+            });
         }
     }
 

@@ -363,6 +363,22 @@ fn what_outlives_a_stop_stays_charged_until_the_device_shows_that_it_holds_nothi
 }
 
 #[test]
+fn what_outlived_a_stop_and_goes_later_leaves_a_stopped_engine() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Stopped]);
+    s.command(Request::Start { engine: B, rehearse: None, awake: false });
+    s.ok_until(|a| matches!(a, Action::Ready { .. })).answer(StepResult::NotReady("slow".into()));
+    s.answer(StepResult::Stopped { left: 1 });
+    s.answer(StepResult::OutOfBounds { used: vec![(GPU, 41 * GIB)] }).ok_to_the_end();
+    s.say(Event::DeviceRead { device: GPU, capacity: 45 * GIB, used: 41 * GIB });
+    assert!(matches!(s.node.engine(B).condition, Condition::Failed(_)), "its bytes are still there");
+    for _ in 0..2 {
+        s.say(Event::DeviceRead { device: GPU, capacity: 45 * GIB, used: 33 * GIB });
+    }
+    let b = s.node.engine(B);
+    assert_eq!((b.held, b.process, &b.condition), (0, false, &Condition::Settled));
+}
+
+#[test]
 fn an_engine_that_dies_while_it_is_stopped_stays_stopped() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
     s.command(Request::Stop { engine: A, drain: Drain::default() }).forget();
