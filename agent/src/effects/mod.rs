@@ -106,6 +106,16 @@ impl Hands {
             let _ = hands.inputs.send(Input::Done { ticket, result, around: Around { before, after, pss } });
         });
         slot.begin_action(task.abort_handle());
+        let inputs = self.inputs.clone();
+        tokio::spawn(async move {
+            // Every action ends in an answer, even one that hits a bug of ours: its operation must not wait for ever.
+            if let Err(error) = task.await
+                && error.is_panic()
+            {
+                let result = StepResult::Gone("internal error of the agent, see its log".to_owned());
+                let _ = inputs.send(Input::Done { ticket, result, around: Around::default() });
+            }
+        });
     }
 
     async fn perform(self: &Arc<Self>, action: &Action, purpose: &Purpose) -> (StepResult, Option<u64>) {
