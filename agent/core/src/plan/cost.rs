@@ -63,9 +63,14 @@ pub fn leave_cost(engine: &Engine, tier: Tier) -> Duration {
         Tier::Level2 => at(awake.saturating_sub(kv), RELOAD) + at(awake, MAP) + PROBE,
         Tier::Stopped => START,
     };
-    // What a shallower tier needs is a part of what a deeper one was seen to need.
-    let deeper = Tier::ALL.into_iter().filter(|t| *t > tier).filter_map(|t| engine.costs.leave[t as usize]);
-    if tier == Tier::Awake { estimate } else { deeper.fold(estimate, Duration::min) }
+    // What a shallower tier needs is a part of what a deeper one needs: what was seen of one bounds a guess at the other.
+    let seen = |t: Tier| engine.costs.leave[t as usize];
+    let shallower = Tier::ALL.into_iter().filter(|t| *t < tier).filter_map(seen);
+    let deeper = Tier::ALL.into_iter().filter(|t| *t > tier).filter_map(seen);
+    if tier == Tier::Awake {
+        return estimate;
+    }
+    deeper.fold(shallower.fold(estimate, Duration::max), Duration::min)
 }
 
 #[cfg(test)]
@@ -99,6 +104,9 @@ mod tests {
             assert_eq!(enter_cost(&engine, Tier::Parked) == learned, bounds);
             assert_eq!(leave_cost(&engine, Tier::Parked) == learned, bounds);
         }
+        // Level 2 has not been seen: it is no guess that makes it quicker than what level 1 was seen to need.
+        engine.costs.leave[Tier::Level1 as usize] = Some(Duration::from_secs(60));
+        assert_eq!(leave_cost(&engine, Tier::Level2), Duration::from_secs(60));
         // What was learned of parking itself is what counts.
         engine.costs.leave[Tier::Parked as usize] = Some(slow);
         assert_eq!(leave_cost(&engine, Tier::Parked), slow);
