@@ -184,6 +184,10 @@ impl Run {
                 profile: s.profile.clone(),
                 speed: s.speed,
                 host_scale: s.host_scale,
+                start_speed: slots
+                    .iter()
+                    .find_map(|slot| start_speed(&slot.config))
+                    .filter(|at| *at != s.speed),
             }),
             device_source: source.map(str::to_owned),
         }
@@ -454,4 +458,11 @@ impl Run {
             tracing::warn!(run = self.id, why, "the cancelled cycle could not leave everything as it was");
         }
     }
+}
+
+/// What a simulated engine is started with, by its own command.
+fn start_speed(engine: &crate::config::Engine) -> Option<f64> {
+    let words = engine.simulated.then_some(&engine.command)?;
+    let at = words.iter().position(|word| word == "--speed")?;
+    words.get(at + 1)?.parse().ok()
 }

@@ -109,7 +109,12 @@ pub(crate) fn one_of_each() -> Vec<Record> {
             gpu: "1 × NVIDIA L20".into(),
             kv_gib: Some(4.0),
             device_source: None,
-            simulated: Some(SimulatedRun { profile: "l20".into(), speed: 20.0, host_scale: 256.0 }),
+            simulated: Some(SimulatedRun {
+                profile: "l20".into(),
+                speed: 20.0,
+                host_scale: 256.0,
+                start_speed: None,
+            }),
         },
         Record::CycleStepBegan { index: 0 },
         Record::CycleStepEnded {

@@ -145,6 +145,9 @@ pub struct SimulatedRun {
     pub speed: f64,
     /// By how much less host memory the simulated engines really take.
     pub host_scale: f64,
+    /// What the times of starts are divided by, where that is another figure.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_speed: Option<f64>,
 }
 
 /// An engine's facts in a run.

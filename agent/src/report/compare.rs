@@ -61,14 +61,15 @@ impl Deviation {
 pub fn compare(report: &SwitchReport, reference: &SwitchReport) -> Vec<Deviation> {
     let mut list = List {
         speed: report.simulated.as_ref().map_or(1.0, |s| s.speed),
+        start_speed: start_speed(report),
         host_scale: report.simulated.as_ref().map_or(1.0, |s| s.host_scale),
         deviations: Vec::new(),
     };
     for (engine, ours) in &report.models {
         let Some(theirs) = reference.models.get(engine) else { continue };
         let at = format!("models.{engine}");
-        list.time(format!("{at}.restart_initial"), ours.restart_initial, theirs.restart_initial);
-        list.time(format!("{at}.restart_warm"), ours.restart_warm, theirs.restart_warm);
+        list.start(format!("{at}.restart_initial"), ours.restart_initial, theirs.restart_initial);
+        list.start(format!("{at}.restart_warm"), ours.restart_warm, theirs.restart_warm);
         for (level, ours) in &ours.sleep {
             let Some(theirs) = theirs.sleep.get(level) else { continue };
             let at = format!("{at}.sleep.{level}");
@@ -133,12 +134,18 @@ pub(super) fn scaled_to_first_token(direction: &Direction, speed: f64) -> Option
     Some((measured - overhead) * speed + overhead)
 }
 
+/// What the times of starts were divided by.
+pub(super) fn start_speed(report: &SwitchReport) -> f64 {
+    report.simulated.as_ref().map_or(1.0, |s| s.start_speed.unwrap_or(s.speed))
+}
+
 fn median(stat: Option<Stat>) -> Option<f64> {
     stat.map(|s| s.median)
 }
 
 struct List {
     speed: f64,
+    start_speed: f64,
     host_scale: f64,
     deviations: Vec<Deviation>,
 }
@@ -146,6 +153,11 @@ struct List {
 impl List {
     fn time(&mut self, path: String, ours: Option<Stat>, theirs: Option<Stat>) {
         self.push(path, Quantity::Time, median(ours), median(theirs));
+    }
+
+    fn start(&mut self, path: String, ours: Option<Stat>, theirs: Option<Stat>) {
+        let scaled = median(ours).map(|s| s * self.start_speed);
+        self.push_scaled(path, Quantity::Time, median(ours), scaled, median(theirs));
     }
 
     fn push(&mut self, path: String, quantity: Quantity, ours: Option<f64>, theirs: Option<f64>) {
@@ -170,5 +182,32 @@ impl List {
         let Some(reference) = theirs.filter(|r| *r != 0.0) else { return };
         let percent = (ours_scaled - reference) / reference * 100.0;
         self.deviations.push(Deviation { path, quantity, ours_scaled, reference, percent, wall_measured });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::reference;
+    use hotbunk_api::report::Simulated;
+
+    #[test]
+    fn starts_are_compared_at_the_speed_that_they_ran_at() {
+        let theirs = reference().expect("it is built in");
+        let mut ours = theirs.clone();
+        for model in ours.models.values_mut() {
+            for stat in [&mut model.restart_initial, &mut model.restart_warm].into_iter().flatten() {
+                stat.median /= 20.0;
+            }
+        }
+        let at = |start_speed| Simulated { profile: "l20".into(), speed: 1.0, host_scale: 1.0, start_speed };
+        let starts = |ours: &SwitchReport| -> Vec<f64> {
+            let all = compare(ours, &theirs);
+            all.iter().filter(|d| d.path.contains(".restart_")).map(|d| d.percent.round()).collect()
+        };
+        ours.simulated = Some(at(Some(20.0)));
+        assert_eq!(starts(&ours), [0.0; 4]);
+        ours.simulated = Some(at(None));
+        assert_eq!(starts(&ours), [-95.0; 4]);
     }
 }

@@ -65,6 +65,7 @@ pub fn switch_report(
             profile: s.profile.clone(),
             speed: s.speed,
             host_scale: s.host_scale,
+            start_speed: s.start_speed,
         }),
         sampling: Some(memory::sampling(&run, samples)),
         sleeps: sleeps.iter().filter(|s| !s.auto).map(|s| s.record(&run)).collect(),

@@ -6,7 +6,7 @@
 //! agent's own time and passes at no other speed than the wall's: it is not multiplied, in a time to first token
 //! neither.
 
-use super::compare::{Deviation, REFERENCE_OVERHEAD_S, compare, scaled_to_first_token};
+use super::compare::{Deviation, REFERENCE_OVERHEAD_S, compare, scaled_to_first_token, start_speed};
 use super::reference::reference;
 use comfy_table::{CellAlignment, LineStyle, Table, TableStyle};
 use hotbunk_api::report::{Stat, Status, Switch, SwitchReport};
@@ -50,6 +50,9 @@ fn headline(report: &SwitchReport) -> String {
             "\nSimulated with profile {} at speed {}, host memory at 1/{}",
             s.profile, s.speed, s.host_scale
         );
+        if let Some(start_speed) = s.start_speed {
+            line += &format!(" (starts at speed {start_speed}, and compared at that)");
+        }
     }
     line
 }
@@ -164,11 +167,16 @@ impl<'a> Sheet<'a> {
         let mut table = self.new_table(&["engine", "seconds"], &["n", "median", "max"]);
         for (engine, model) in &self.report.models {
             let at = format!("models.{engine}");
+            for (what, field, stat) in [
+                ("first start to first token", "restart_initial", model.restart_initial),
+                ("restart to first token", "restart_warm", model.restart_warm),
+            ] {
+                let scaled = stat.map(|s| s.median * start_speed(self.report));
+                self.scaled_row(&mut table, [engine, what], &format!("{at}.{field}"), stat, scaled);
+            }
             let mut row = |what: &str, path: String, stat| {
                 self.time_row(&mut table, [engine, what], &path, stat);
             };
-            row("first start to first token", format!("{at}.restart_initial"), model.restart_initial);
-            row("restart to first token", format!("{at}.restart_warm"), model.restart_warm);
             for (level, sleep) in &model.sleep {
                 let at = format!("{at}.sleep.{level}");
                 let name = if level.len() == 1 { format!("level {level}") } else { level.clone() };

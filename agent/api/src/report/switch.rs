@@ -98,6 +98,10 @@ pub struct Simulated {
     pub speed: f64,
     /// By how much less host memory the simulated engines really took.
     pub host_scale: f64,
+    /// What the times of starts were divided by, where that is another figure: `demo --plan handoffs` starts its
+    /// engines at 20, whatever its handoffs pass at.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_speed: Option<f64>,
 }
 
 /// How the device was sampled inside the measuring windows.

@@ -116,7 +116,12 @@ impl Journal {
             runtime: "vLLM 0.31.0".to_owned(),
             gpu: "1 × NVIDIA L20".to_owned(),
             kv_gib: Some(4.0),
-            simulated: Some(SimulatedRun { profile: "l20".to_owned(), speed: 1.0, host_scale: 1.0 }),
+            simulated: Some(SimulatedRun {
+                profile: "l20".to_owned(),
+                speed: 1.0,
+                host_scale: 1.0,
+                start_speed: None,
+            }),
             device_source: Some("simulated".to_owned()),
         };
         let at = 1_000 * S - 1;
