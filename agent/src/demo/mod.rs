@@ -178,7 +178,10 @@ async fn conclude(app: &App, setup: &setup::Setup, run: &str, state: State) -> a
     out(&format!("report: {}\n", path.display()));
     let socket = app.control_socket.display();
     if passed {
-        out("next: hotbunk-agent demo --plan handoffs --speed 1 --strategy auto\n");
+        // Whoever came by cargo has no `hotbunk-agent` on the path.
+        let by_cargo = std::env::var_os("CARGO").is_some();
+        let me = if by_cargo { "cargo run --release --" } else { "hotbunk-agent" };
+        out(&format!("next: {me} demo --plan handoffs --speed 1 --strategy auto\n"));
     } else {
         out(&format!("next: look at the engines' logs and the journal under {}\n", setup.dir.display()));
         tracing::debug!(%socket, "failed");
