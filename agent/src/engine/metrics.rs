@@ -64,10 +64,11 @@ pub struct Operation {
 }
 
 impl Operation {
-    /// What the operations that ended between two readings took; `None` where none did, or the engine was replaced.
+    /// What the one operation that ended between two readings took; `None` where none did or several (one sum cannot be
+    /// shared out), or the engine was replaced.
     pub fn took_since(self, earlier: Option<Operation>) -> Option<Duration> {
         let earlier = earlier.unwrap_or_default();
-        if self.ended <= earlier.ended {
+        if self.ended != earlier.ended + 1 {
             return None;
         }
         Duration::try_from_secs_f64(self.seconds - earlier.seconds).ok()
@@ -83,6 +84,8 @@ pub struct Operations {
     pub wake: Option<Operation>,
     /// `/release_kv_cache_memory`.
     pub release_kv_cache: Option<Operation>,
+    /// Requests from their arrival to their first token (every release has this one).
+    pub first_token: Option<Operation>,
 }
 
 /// One reading of `/metrics`. Counts are sums over the engine cores of a data-parallel server.
@@ -127,6 +130,9 @@ impl Progress {
                 "sleep_mode_operation_duration_seconds_sum"
                 | "sleep_mode_operation_duration_seconds_count"
                 | "sleep_mode_operations_in_flight" => p.operations.take(&sample),
+                "time_to_first_token_seconds_sum" | "time_to_first_token_seconds_count" => {
+                    sample.add_as(p.operations.first_token.get_or_insert_default());
+                }
                 _ => {}
             }
         }
@@ -143,14 +149,7 @@ impl Operations {
             Some("release_kv_cache_memory") => &mut self.release_kv_cache,
             _ => return,
         };
-        let operation = slot.get_or_insert_default();
-        if sample.name.ends_with("_sum") {
-            operation.seconds += sample.value;
-        } else if let Some(n) = sample.count() {
-            let field =
-                if sample.name.ends_with("_count") { &mut operation.ended } else { &mut operation.in_flight };
-            *field = field.saturating_add(n);
-        }
+        sample.add_as(slot.get_or_insert_default());
     }
 }
 
@@ -224,6 +223,17 @@ impl<'a> Sample<'a> {
     fn count(&self) -> Option<u64> {
         // Exact up to 2^53, beyond what any of these counters reaches.
         (self.value >= 0.0).then_some(self.value as u64)
+    }
+
+    /// Adds the sum or the count of a histogram, or a gauge of what is under way.
+    fn add_as(&self, operation: &mut Operation) {
+        if self.name.ends_with("_sum") {
+            operation.seconds += self.value;
+        } else if let Some(n) = self.count() {
+            let field =
+                if self.name.ends_with("_count") { &mut operation.ended } else { &mut operation.in_flight };
+            *field = field.saturating_add(n);
+        }
     }
 
     fn add_to(&self, sum: &mut Option<u64>) {
@@ -309,6 +319,7 @@ mod tests {
                     sleep: operation(0.013430448999770306, 4),
                     wake: operation(0.011033897000061188, 6),
                     release_kv_cache: operation(0.008351299999731054, 2),
+                    first_token: operation(18.272266149520874, 4),
                 },
             }
         );
@@ -403,7 +414,8 @@ mod tests {
     fn the_engines_own_time_is_a_difference() {
         let op = |seconds, ended| Operation { seconds, ended, in_flight: 0 };
         assert_eq!(op(1.5, 3).took_since(Some(op(1.25, 2))), Some(Duration::from_millis(250)));
-        assert_eq!(op(1.5, 3).took_since(None), Some(Duration::from_millis(1500)));
+        assert_eq!(op(1.5, 1).took_since(None), Some(Duration::from_millis(1500)), "the first of all");
+        assert_eq!(op(1.5, 3).took_since(Some(op(0.5, 1))), None, "two in one sum");
         assert_eq!(op(1.5, 3).took_since(Some(op(1.5, 3))), None);
         assert_eq!(op(0.5, 1).took_since(Some(op(1.5, 3))), None, "another process");
     }

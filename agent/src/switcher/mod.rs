@@ -395,7 +395,7 @@ impl Switcher {
                 }
                 None
             }
-            Note::StepEnded { id, step: Step::Call { engine, .. }, .. } => {
+            Note::StepEnded { id, step: Step::Call { engine, .. } | Step::Probe { engine, .. }, .. } => {
                 if let Some(called) = self.called(*engine, note) {
                     self.calls.entry(*id).or_default().push(called);
                 }
@@ -423,9 +423,10 @@ impl Switcher {
     }
 
     fn called(&self, engine: EngineId, note: &Note) -> Option<crate::effects::Called> {
-        let Note::StepEnded { step, .. } = note else { return None };
+        let Note::StepEnded { step, first_token, .. } = note else { return None };
         let engine = self.node.engine(engine).spec.name.clone();
-        Some(crate::effects::Called { engine, phase: notes::phase(step)?, ended: clock::now() })
+        let ended = first_token.unwrap_or_else(clock::now);
+        Some(crate::effects::Called { engine, phase: notes::phase(step)?, ended })
     }
 
     /// What the engines did by their own clocks is collected beside the way; then the operation is over for everybody.
