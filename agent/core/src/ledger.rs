@@ -106,7 +106,7 @@ pub fn expected_used(node: &Node, device: DeviceId, moved: EngineId, tier: Tier)
 }
 
 /// The most that a device may show once `moved` has fallen to `tier`: expected + slack. Where the tier has not been
-/// measured, nine tenths of what the tier should free must be gone (issue: the first sleep without a rehearsal).
+/// measured, nine tenths of what the tier should free must be gone (a first sleep without a rehearsal).
 pub fn release_threshold(node: &Node, device: DeviceId, moved: EngineId, tier: Tier) -> Option<u64> {
     let e = node.engine(moved);
     let slack = node.device(device).spec.slack;
