@@ -177,15 +177,6 @@ impl Step {
         )
     }
 
-    /// Whether it moves, or may move, device memory: such a step is never begun while another runs on the device, and
-    /// after the first of them an operation can no longer be cancelled.
-    pub fn moves_memory(&self) -> bool {
-        matches!(
-            self,
-            Step::Call { .. } | Step::Spawn(_) | Step::Ready(_) | Step::WarmUp(_) | Step::Stop { .. }
-        )
-    }
-
     /// What it does, for people.
     pub fn sentence(&self, node: &Node) -> String {
         let name = |e: &EngineId| node.engine(*e).spec.name.clone();

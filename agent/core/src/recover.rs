@@ -8,7 +8,7 @@
 //! | any of a rehearsal | any | KV release refused: never park, go on; else: end it, start it without, switch by restart |
 //! | drain | deadline | give up, admission opens again |
 //! | `/sleep` | refused | once again if retry safe; 0.10.2–0.27: wake the worker behind the engine; else end it |
-//! | `/release_kv_cache_memory` | refused | resume, probe, never park again |
+//! | `/release_kv_cache_memory` | refused | wake the KV cache, probe, never park again |
 //! | any call, `/is_sleeping` | no answer | long poll; no answer to that: end it |
 //! | asleep? | says no | nothing happened: probe, it serves on |
 //! | bytes gone? | no | once: the worker's own sleep if retry safe; then wake it again |
