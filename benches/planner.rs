@@ -44,6 +44,8 @@ fn node(devices: u16, each: u16) -> Node {
         timeouts: Timeouts::default(),
         stop_grace: Duration::from_secs(10),
         backoff: BackoffPolicy::default(),
+        turn: hotbunk_core::spec::Turn::default(),
+        ladder: Vec::new(),
     };
     let policy = Policy {
         strategy: Strategy::Auto,

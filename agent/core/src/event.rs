@@ -14,6 +14,8 @@ pub enum By {
     Operator,
     /// A cycle.
     Cycle,
+    /// The gateway's demand: requests wait for the engine.
+    Gateway,
     /// The agent itself.
     Agent,
 }
@@ -24,6 +26,7 @@ impl By {
         match self {
             By::Operator => "operator",
             By::Cycle => "cycle",
+            By::Gateway => "gateway",
             By::Agent => "agent",
         }
     }

@@ -205,6 +205,8 @@ mod tests {
             timeouts: Timeouts::default(),
             stop_grace: Duration::from_secs(5),
             backoff: BackoffPolicy::default(),
+            turn: crate::spec::Turn::default(),
+            ladder: Vec::new(),
         };
         let device = |at: usize| DeviceSpec {
             name: format!("gpu{at}"),

@@ -122,6 +122,43 @@ pub struct EngineSpec {
     pub stop_grace: Duration,
     /// Restarts after crashes.
     pub backoff: BackoffPolicy,
+    /// When it may take its turn, and when it must.
+    pub turn: Turn,
+    /// Where it goes while nobody uses it, from the shallowest rung to the deepest; empty: it stays where it is.
+    pub ladder: Vec<Rung>,
+}
+
+/// Whose turn it is, as far as one engine is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Turn {
+    /// Once awake, other models' requests do not put it to sleep before this has passed.
+    pub min_residency: Duration,
+    /// Longest that one of its requests may wait for the switch to begin and end, where that can be met.
+    pub max_wait: Duration,
+    /// Its patience while another model is busy: twice the weight, half the wait. Never 0.
+    pub weight: u32,
+    /// Never put to sleep by other models' requests or by its ladder; an operator may.
+    pub pinned: bool,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        Turn {
+            min_residency: Duration::from_secs(2),
+            max_wait: Duration::from_secs(60),
+            weight: 1,
+            pinned: false,
+        }
+    }
+}
+
+/// One rung of an idle ladder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Rung {
+    /// Since the last inference ended.
+    pub after: Duration,
+    /// The tier that it is put into then, if it is not in a deeper one.
+    pub tier: Tier,
 }
 
 /// What happens to the running requests of the engine that goes to sleep.

@@ -91,6 +91,8 @@ mod tests {
             timeouts: Timeouts::default(),
             stop_grace: Duration::from_secs(10),
             backoff: BackoffPolicy::default(),
+            turn: crate::spec::Turn::default(),
+            ladder: Vec::new(),
         })
     }
 

@@ -46,6 +46,8 @@ fn engine(name: &str, devices: &[u16]) -> EngineSpec {
         timeouts: Timeouts::default(),
         stop_grace: Duration::from_secs(5),
         backoff: BackoffPolicy::default(),
+        turn: crate::spec::Turn::default(),
+        ladder: Vec::new(),
     }
 }
 

@@ -52,6 +52,8 @@ impl Session {
             timeouts: Timeouts::default(),
             stop_grace: Duration::from_secs(5),
             backoff: crate::backoff::BackoffPolicy::default(),
+            turn: crate::spec::Turn::default(),
+            ladder: Vec::new(),
         };
         let device = DeviceSpec {
             name: "gpu0".into(),

@@ -34,6 +34,8 @@ fn node(evidence: bool, known: bool, max_awake: u16, drain: DrainPolicy) -> Node
         timeouts: Timeouts::default(),
         stop_grace: Duration::from_secs(5),
         backoff: crate::backoff::BackoffPolicy::default(),
+        turn: crate::spec::Turn::default(),
+        ladder: Vec::new(),
     };
     let device = |at: u16| DeviceSpec {
         name: format!("gpu{at}"),

@@ -214,6 +214,8 @@ impl Sys {
             timeouts: Timeouts::default(),
             stop_grace: Duration::from_secs(5),
             backoff: BackoffPolicy { budget: 3, ..BackoffPolicy::default() },
+            turn: hotbunk_core::spec::Turn::default(),
+            ladder: Vec::new(),
         };
         let device = |(at, (capacity, max_awake)): (usize, &(u64, u16))| DeviceSpec {
             name: format!("gpu{at}"),
