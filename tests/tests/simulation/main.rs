@@ -135,6 +135,7 @@ fn node(dice: &mut Dice) -> Config {
         menu,
         commands: u8::MAX,
         faults: u8::MAX,
+        crashes: u8::MAX,
         surveys: true,
         deaths: !dice.one_in(6),
         cold: dice.one_in(2),
