@@ -3,8 +3,8 @@
 //! ```text
 //!   configuration (checked before anything is bound or started)
 //!     └─ directories, journal (its lock keeps a second agent away), the address of /metrics
-//!          └─ what a former agent left: proven ours, stopped, said
-//!               └─ device and host samplers ─ switcher ─ cycles ─ schedule
+//!          └─ what a former agent left: what cannot be taken over is stopped, and said
+//!               └─ device and host samplers ─ the rest is taken over ─ switcher ─ cycles ─ schedule
 //!                    └─ control socket, and both are served
 //!                         └─ engines start
 //! ```
@@ -12,11 +12,12 @@
 //! Shutdown goes the other way: no new work, what runs is finished, engines are stopped by their grace, then the
 //! listeners close.
 
+use crate::adopt;
 use crate::backend::Backend;
 use crate::clock;
-use crate::config::{self, Config};
+use crate::config::{self, Config, OnStop};
 use crate::control::{self, Allow, EventLog, Socket};
-use crate::cycle::{Cycles, Parts};
+use crate::cycle::{Cycles, Parts, Shown};
 use crate::device::{self, Sampler, Timing};
 use crate::effects::{EngineSlot, Hands, chain};
 use crate::events::{Context, Incident, Recorder};
@@ -24,7 +25,7 @@ use crate::host::{HostMemory, HostSampler};
 use crate::journal::record::Record;
 use crate::journal::{self, Journal};
 use crate::metrics::{self, Metrics};
-use crate::process::{self, Shims};
+use crate::process::Shims;
 use crate::schedule;
 use crate::status;
 use crate::switcher::{Admission, Board, Handle, Order, Switcher, spec};
@@ -75,11 +76,12 @@ pub struct App {
 }
 
 impl App {
-    /// Builds and starts everything; engines begin to start when it returns.
+    /// Builds and starts everything; engines begin to start when it returns. Once `hurry` comes, what has to be stopped
+    /// meanwhile gets no grace any more.
     ///
     /// # Errors
     /// What keeps the agent from running at all, with what to do. Engines that cannot start are no such thing.
-    pub async fn start(config: Config, engines: Engines) -> anyhow::Result<App> {
+    pub async fn start(config: Config, begin: Begin, hurry: impl Future<Output = ()>) -> anyhow::Result<App> {
         let config = Arc::new(config);
         for dir in [&config.node.state_dir, &config.node.runtime_dir] {
             private_dir(dir)?;
@@ -110,7 +112,8 @@ impl App {
                 format!("/metrics cannot listen on {address}; set `metrics_listen` to another address")
             })?),
         };
-        stop_predecessors(&config, &recorder).await?;
+        let left = adopt::look(&config, &recorder, begin.former == Former::TakeOver, hurry).await?;
+        let left_alone = left.left_alone.clone();
 
         let sampler = devices(&config).await?;
         let memory = |name: &str| {
@@ -134,6 +137,7 @@ impl App {
             })
             .collect();
         remember_footprints(&mut node, &slots, &recorder).await;
+        let taken = adopt::take_over(&mut node, &slots, left, &sampler, &recorder).await;
 
         let (inputs, received) = mpsc::unbounded_channel();
         let trees = slots.clone();
@@ -145,10 +149,19 @@ impl App {
             shim_exe: PathBuf::from("/proc/self/exe"),
             use_cgroup: true,
         };
-        let hands = Arc::new(Hands { engines: slots, sampler, host, shims, recorder, inputs });
+        let hands = Arc::new(Hands { engines: slots, sampler, host, shims, recorder, left_alone, inputs });
+        for a in &taken.adoption.engines {
+            let slot = hands.slot(a.engine);
+            if let Some(process) = slot.process() {
+                let life = a.kept.as_ref().map_or(1, |kept| kept.life);
+                hands.watch(slot, a.engine, life, &process);
+            }
+        }
         let board = Board::new(Arc::clone(&events));
         let (switcher, handle) =
             Switcher::new(node, Arc::clone(&hands), received, board, config.node.reconcile_interval);
+        // Before anything else reaches it.
+        handle.take(taken);
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
         let mut tasks = sample_tasks(&hands);
@@ -178,7 +191,7 @@ impl App {
         tasks.push(tokio::spawn(serve_control(socket, backend, stopping.clone())));
         tasks.extend(schedule::tasks(&config, &cycles, &handle));
 
-        let awake = match engines {
+        let awake = match begin.engines {
             Engines::Start => {
                 handle.tell(Event::Boot { awake: awake_at_start(&config) });
                 config.policy.awake_at_start.first().copied()
@@ -208,10 +221,16 @@ impl App {
 
     /// Ends what runs, stops every engine by its grace, and closes. What is not over by the configured limit, or when
     /// `hurry` comes, is killed.
-    pub async fn shutdown(self, reason: &str, hurry: impl Future<Output = ()>) {
+    ///
+    /// Engines that are left go on serving; what is under way is waited for within the same limit, and is otherwise the
+    /// next agent's to finish, as after a crash.
+    pub async fn shutdown(self, reason: &str, engines: OnStop, hurry: impl Future<Output = ()>) {
         self.events.publish(clock::epoch(), Happening::Stopping { reason: reason.to_owned() });
-        self.switcher.tell(Event::Close);
         let run = self.cycles.give_up();
+        if engines == OnStop::Leave {
+            return self.leave(reason, run, hurry).await;
+        }
+        self.switcher.tell(Event::Close);
         let orderly = async {
             self.stop_engines().await;
             // Its end stands in the journal before the agent's.
@@ -231,6 +250,29 @@ impl App {
                 tracing::error!(engine = slot.config.name, left = ended.left, "processes could not be ended");
             }
         }
+        self.close(reason).await;
+    }
+
+    /// Goes, and leaves the engines where they are.
+    async fn leave(self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
+        let orderly = async {
+            if let Some(run) = run {
+                run.over().await;
+            }
+            let mut nodes = self.switcher.watch();
+            // An error means that the switcher has ended.
+            drop(nodes.wait_for(|node| node.operations.is_empty() && node.queue.is_empty()).await);
+        };
+        let limit = tokio::time::sleep(self.config.node.shutdown_grace);
+        tokio::select! {
+            () = orderly => {}
+            () = limit => tracing::warn!("not everything ended in time; the next agent goes on with it"),
+            () = hurry => tracing::warn!("told to hurry; the next agent goes on with what is under way"),
+        }
+        self.close(&format!("{reason}, engines left running")).await;
+    }
+
+    async fn close(self, reason: &str) {
         let stopped = Record::AgentStopped { reason: reason.to_owned() };
         drop(self.hands.recorder.record_one(&Context::none(), stopped).await);
         self.stop.send_replace(true);
@@ -282,6 +324,24 @@ impl App {
     }
 }
 
+/// How to begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Begin {
+    /// Whether engines start.
+    pub engines: Engines,
+    /// What becomes of those that run.
+    pub former: Former,
+}
+
+/// What becomes of what a former agent left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Former {
+    /// It is taken over.
+    TakeOver,
+    /// It is stopped.
+    Stop,
+}
+
 /// Whether the engines start with the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engines {
@@ -305,31 +365,6 @@ fn private_dir(dir: &std::path::Path) -> anyhow::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir).with_context(|| {
         format!("{} cannot be made; create it, or name another in the configuration", dir.display())
     })
-}
-
-/// Until engines are re-adopted, those of a former agent are stopped: proven ours, and said.
-async fn stop_predecessors(config: &Config, recorder: &Recorder) -> anyhow::Result<()> {
-    let scan = process::find_predecessors(&config.node.state_dir)?;
-    for left in &scan.left_alone {
-        tracing::warn!(record = %left.path.display(), pids = ?left.pids, why = left.why, "left alone");
-    }
-    for predecessor in &scan.predecessors {
-        let engine = predecessor.engine().to_owned();
-        let pid = predecessor.incarnation().map_or(predecessor.state.shim.pid, |i| i.pid);
-        let grace = config
-            .engines
-            .iter()
-            .find(|e| e.name == engine)
-            .map_or(Duration::from_secs(10), |e| e.stop_grace);
-        let report = process::stop_tree(predecessor, grace).await?;
-        if !report.left.is_empty() {
-            bail!(
-                "engine {engine} of a former agent (pid {pid}) cannot be ended; end it by hand, then start the agent again"
-            );
-        }
-        drop(recorder.record_one(&Context::none(), Incident::PredecessorStopped { engine, pid }).await);
-    }
-    Ok(())
 }
 
 async fn devices(config: &Config) -> anyhow::Result<Sampler> {

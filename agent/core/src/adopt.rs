@@ -393,20 +393,8 @@ pub const AT_REST: &[RestRow] = &[
         Rest::Nothing,
         "it had no process and has none; what was still to be swept is",
     ),
-    rest(
-        &[],
-        &[Says::Nobody, Says::Ended],
-        &[],
-        Rest::Died,
-        "it ended while no agent watched",
-    ),
-    rest(
-        &[],
-        &[Says::Strange],
-        &[],
-        Rest::Restart,
-        "it lives, and clients of its port reach somebody else",
-    ),
+    rest(&[], &[Says::Nobody, Says::Ended], &[], Rest::Died, "it ended while no agent watched"),
+    rest(&[], &[Says::Strange], &[], Rest::Restart, "it lives, and clients of its port reach somebody else"),
     rest(
         &[Place::Stopped, Place::Moving],
         &[],
@@ -458,13 +446,7 @@ pub const IN_STEP: &[StepRow] = &[
     row(&[], &[Says::Strange], &[], Then::End, "whatever is asked next would reach somebody else"),
     row(&[Doing::DrainOver], &[], &[], Then::GiveUp, "nothing has moved, and nobody waits for it any more"),
     row(&[Doing::Drain, Doing::Look], &[], &[], Then::Again, "it only looks, or waits"),
-    row(
-        &[Doing::Probe],
-        &[],
-        &[Bytes::Gone],
-        Then::End,
-        "its memory is not there: a probe would kill it",
-    ),
+    row(&[Doing::Probe], &[], &[Bytes::Gone], Then::End, "its memory is not there: a probe would kill it"),
     row(&[Doing::Probe], &[], &[], Then::Again, "verified awake but for its token"),
     row(&[Doing::Worker], &[Says::Silent], &[], Then::End, "a repair that hangs"),
     row(
@@ -491,6 +473,13 @@ pub const IN_STEP: &[StepRow] = &[
         "it may be asked twice, once it answers",
     ),
     row(&[Doing::Sleep], &[Says::Awake, Says::Asleep], &[Bytes::There], Then::Again, "it never arrived"),
+    row(
+        &[Doing::Sleep],
+        &[Says::Awake],
+        &[Bytes::Unknown],
+        Then::Again,
+        "most likely it never arrived; where it failed inside, this one fails as well, and the ladder follows",
+    ),
     row(&[Doing::Sleep], &[Says::Asleep], &[], Then::GoOn, "it sleeps; its bytes are awaited"),
     row(
         &[Doing::Sleep],
@@ -499,7 +488,6 @@ pub const IN_STEP: &[StepRow] = &[
         Then::Refused,
         "memory is gone and the engine believes that it is awake: the sleep failed inside",
     ),
-    row(&[Doing::Sleep], &[], &[], Then::GoOn, "without bytes its own word is all there is"),
     row(&[Doing::Pause0], &[Says::Asleep], &[], Then::GoOn, "paused: the KV cache is released next"),
     row(&[Doing::Pause0], &[], &[], Then::Again, "it never arrived"),
     row(&[Doing::ReleaseKv], &[Says::Asleep], &[Bytes::There], Then::Again, "it never arrived"),
@@ -714,11 +702,13 @@ mod tests {
         let mut used = vec![false; AT_REST.len() + IN_STEP.len()];
         for (says, bytes) in evidence() {
             for place in PLACES {
-                let found = at_rest(place, says, bytes).unwrap_or_else(|| panic!("{place:?} {says:?} {bytes:?}"));
+                let found =
+                    at_rest(place, says, bytes).unwrap_or_else(|| panic!("{place:?} {says:?} {bytes:?}"));
                 used[AT_REST.iter().position(|r| std::ptr::eq(r, found)).unwrap()] = true;
             }
             for doing in DOINGS {
-                let found = in_step(doing, says, bytes).unwrap_or_else(|| panic!("{doing:?} {says:?} {bytes:?}"));
+                let found =
+                    in_step(doing, says, bytes).unwrap_or_else(|| panic!("{doing:?} {says:?} {bytes:?}"));
                 used[AT_REST.len() + IN_STEP.iter().position(|r| std::ptr::eq(r, found)).unwrap()] = true;
             }
         }

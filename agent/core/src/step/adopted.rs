@@ -162,6 +162,14 @@ impl Cx<'_> {
             (e.process, e.admission) = (true, false);
             e.condition = Condition::Adrift(drift);
         });
+        let devices = self.node.engine(id).spec.devices.clone();
+        let op = self.node.operations.iter_mut().find(|op| op.devices.iter().any(|d| devices.contains(d)));
+        // One incident for each engine and operation.
+        match op {
+            Some(op) if op.reported.contains(&id) => return,
+            Some(op) => op.reported.push(id),
+            None => {}
+        }
         self.incident(Incident::Drifted, Some(id), told);
     }
 
