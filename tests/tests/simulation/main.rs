@@ -272,7 +272,9 @@ impl Life {
                 self.faults += 1;
                 self.trouble = self.now + self.dice.millis(1_000, 120_000);
                 // Nobody listens any more; who takes over asks anew.
-                (self.replies.clear(), self.exits.clear(), self.surveys.clear());
+                self.replies.clear();
+                self.exits.clear();
+                self.surveys.clear();
             }
             Act::Die(_) | Act::Meddle(_) | Act::Cancel(_) => {
                 self.faults += 1;
