@@ -28,6 +28,7 @@ pub mod units;
 #[cfg(test)]
 mod tests;
 
+pub use check::{KnownBad, Releases, Spoils, known_bad};
 pub use checked::{
     Config, Device, Drain, Engine, Journal, LogFiles, LogFormat, Node, PlanRef, Policy, Restart, Sampling,
     Schedule, Secret, Selector, Simulated, Source, Strategy, Timeouts,
