@@ -19,6 +19,7 @@ pub mod checked;
 mod cron;
 pub mod cycle_plan;
 pub mod diagnostics;
+pub mod gateway;
 pub mod places;
 mod raw;
 mod reader;
@@ -35,6 +36,7 @@ pub use checked::{
 };
 pub use cycle_plan::CyclePlan;
 pub use diagnostics::{Diagnostics, Position, Problem, Severity};
+pub use gateway::{Gateway, Limits, Tenant};
 pub use places::{DEFAULT_CONFIG, Facts};
 
 use diagnostics::Problems;

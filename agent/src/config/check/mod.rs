@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use super::checked::{Config, Engine};
 use super::diagnostics::Problems;
+use super::gateway::Gateway;
 use super::places::Facts;
 use super::raw::RawConfig;
 use super::reader::{Field, Located, Span};
@@ -53,6 +54,7 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
         devices,
         engines,
         policy,
+        gateway: Gateway::default(),
         journal: checking.journal(raw),
         schedules: checking.schedules(raw),
         simulated: checking.simulated(raw),
