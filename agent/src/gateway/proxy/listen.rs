@@ -24,7 +24,9 @@ pub enum Listen {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address cannot be had.
-    #[error("the gateway cannot listen on {address}; end whoever does, or set `listen` of [gateway] to another address")]
+    #[error(
+        "the gateway cannot listen on {address}; end whoever does, or set `listen` of [gateway] to another address"
+    )]
     Bind {
         /// Which.
         address: SocketAddr,
@@ -92,7 +94,10 @@ mod tests {
         assert!(sockets_.iter().all(|s| s.local_addr().unwrap() == address));
         TcpStream::connect(address).unwrap();
         let error = sockets(Listen::Address(address), 3).unwrap_err();
-        assert!(matches!(&error, Error::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse), "{error}");
+        assert!(
+            matches!(&error, Error::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse),
+            "{error}"
+        );
         assert!(error.to_string().contains("[gateway]"), "{error}");
         // An address that was in use a moment ago is free at once.
         drop(sockets_);

@@ -37,6 +37,8 @@ mod route;
 mod serve;
 mod sse;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod upstream;
 mod wire;
 mod worker;
