@@ -163,6 +163,7 @@ fn configuration(program: &Path, dir: &Path, sockets: &Path) -> anyhow::Result<S
         || -> anyhow::Result<u16> { Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port()) };
     let mut text = format!(
         "[node]\nstate_dir = {:?}\nruntime_dir = {:?}\nmetrics_listen = \"127.0.0.1:{}\"\nhost_memory_reserve = \"1GiB\"\n\n\
+         [gateway]\nlisten = \"127.0.0.1:0\"\n\n\
          [simulated]\nprofile = \"l20\"\nspeed = 20.0\nhost_scale = 64\n\n\
          [policy]\nawake_at_start = \"A\"\n\n\
          [[device]]\nname = \"gpu0\"\nledger = {:?}\n",

@@ -20,6 +20,7 @@ use crate::cycle::{Cycles, Parts};
 use crate::device::{self, Sampler, Timing};
 use crate::effects::{EngineSlot, Hands, chain};
 use crate::events::{Context, Incident, Recorder};
+use crate::gateway::{Hub, Link};
 use crate::host::{HostMemory, HostSampler};
 use crate::journal::record::Record;
 use crate::journal::{self, Journal};
@@ -27,7 +28,7 @@ use crate::metrics::{self, Metrics};
 use crate::process::{self, Shims};
 use crate::schedule;
 use crate::status;
-use crate::switcher::{Admission, Board, Handle, Order, Switcher, spec};
+use crate::switcher::{Admission, Board, Handle, Input, Order, Switcher, spec};
 use anyhow::{Context as _, bail};
 use hotbunk_api::event::Happening;
 use hotbunk_core::event::{By, Drain, Event, Request};
@@ -69,6 +70,8 @@ pub struct App {
     pub control_socket: PathBuf,
     /// What it says to those who follow.
     pub events: Arc<EventLog>,
+    /// Admission of clients' requests.
+    pub hub: Arc<Hub>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
     switcher_task: JoinHandle<()>,
@@ -145,10 +148,18 @@ impl App {
             shim_exe: PathBuf::from("/proc/self/exe"),
             use_cgroup: true,
         };
-        let hands = Arc::new(Hands { engines: slots, sampler, host, shims, recorder, inputs });
+        let hub = Hub::new(&config, metrics.clone());
+        let tell = inputs.clone();
+        let hands =
+            Arc::new(Hands { engines: slots, sampler, host, shims, hub: Arc::clone(&hub), recorder, inputs });
         let board = Board::new(Arc::clone(&events));
         let (switcher, handle) =
             Switcher::new(node, Arc::clone(&hands), received, board, config.node.reconcile_interval);
+        hub.attach(Link {
+            // An error means that the switcher has ended.
+            tell: Box::new(move |event| drop(tell.send(Input::Event(event)))),
+            node: handle.watch(),
+        });
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
         let mut tasks = sample_tasks(&hands);
@@ -200,6 +211,7 @@ impl App {
             metrics_address,
             control_socket,
             events,
+            hub,
             stop,
             tasks,
             switcher_task,
