@@ -5,7 +5,7 @@ mod failing;
 mod handing_off;
 mod passing;
 
-use super::{Gateway, Listen};
+use super::{Gateway, Listen, Sockets, threads};
 use crate::config::{self, Facts};
 use crate::gateway::{Hub, Link};
 use crate::metrics::Metrics;
@@ -86,7 +86,8 @@ impl Desk {
         let (publish, newest) = watch::channel(Arc::new(node.clone()));
         hub.attach(Link { tell: Box::new(|_| {}), node: newest });
         let on = Listen::Address(SocketAddr::from(([127, 0, 0, 1], 0)));
-        let gateway = Gateway::start(config.gateway.clone(), on, Arc::clone(&hub)).unwrap();
+        let sockets = Sockets::bind(on, threads(&config.gateway)).unwrap();
+        let gateway = Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub)).unwrap();
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Desk { hub, node, publish, gateway, a, b, http }
     }
@@ -100,7 +101,7 @@ impl Desk {
 
     fn apply(&mut self) {
         self.publish.send_replace(Arc::new(self.node.clone()));
-        self.hub.apply(&self.node);
+        self.hub.follow(&self.node, &[], crate::clock::now());
     }
 
     fn serve(&mut self, engine: EngineId) {
