@@ -179,13 +179,8 @@ impl Cx<'_> {
         let Some(op) = op else { return Flow::Next };
         let action = match step {
             Step::Drain(_) => {
-                let aborts = e.capabilities.is_some_and(|c| c.can_abort_in_sleep());
-                let skip = match op.drain {
-                    DrainPolicy::Wait => false,
-                    DrainPolicy::Freeze => true,
-                    DrainPolicy::Abort => aborts,
-                };
-                if e.tier != Tier::Awake || skip {
+                // Frozen requests stay where they are; aborted ones are ended by the gateway, whatever the engine can.
+                if e.tier != Tier::Awake || op.drain == DrainPolicy::Freeze {
                     return Flow::Next;
                 }
                 Action::Drain { engine, policy: op.drain, deadline: op.drain_deadline }
