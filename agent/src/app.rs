@@ -27,7 +27,7 @@ use crate::metrics::{self, Metrics};
 use crate::process::{self, Shims};
 use crate::schedule;
 use crate::status;
-use crate::switcher::{Admission, Board, Handle, Order, Switcher, spec};
+use crate::switcher::{Admission, Board, Handle, Input, Order, Switcher, spec};
 use anyhow::{Context as _, bail};
 use hotbunk_api::event::Happening;
 use hotbunk_core::event::{By, Drain, Event, Request};
@@ -425,6 +425,10 @@ fn device_tasks(hands: &Arc<Hands>, switcher: &Handle) -> Vec<JoinHandle<()>> {
                     .publish(clock::epoch(), Happening::Device { device: Box::new(device) });
                 if health.changed().await.is_err() {
                     return;
+                }
+                // At once, not at the next periodic look: what needs evidence must not begin without it.
+                if let Some(event) = hands.device_event(id) {
+                    drop(hands.inputs.send(Input::Event(event)));
                 }
             }
         }))
