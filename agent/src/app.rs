@@ -457,6 +457,10 @@ fn device_tasks(hands: &Arc<Hands>, switcher: &Handle) -> Vec<JoinHandle<()>> {
                 if health.changed().await.is_err() {
                     return;
                 }
+                // At once, not at the next periodic look: what needs evidence must not begin without it.
+                if let Some(event) = hands.device_event(id) {
+                    drop(hands.inputs.send(Input::Event(event)));
+                }
             }
         }))
     };

@@ -223,6 +223,9 @@ impl Engine {
     }
 }
 
+/// Why a device that has not been read yet cannot be believed.
+pub(crate) const NOT_READ: &str = "not read yet";
+
 /// Whether a device can be believed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Evidence {
@@ -390,7 +393,7 @@ impl Node {
             let evidence = match (spec.evidence, spec.capacity) {
                 (false, _) => Evidence::Off,
                 (true, Some(_)) => Evidence::Good,
-                (true, None) => Evidence::Lost("not read yet".into()),
+                (true, None) => Evidence::Lost(NOT_READ.into()),
             };
             Device { spec, foreign: 0, foreign_seen: 0, evidence }
         };

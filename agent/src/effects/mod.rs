@@ -3,6 +3,7 @@
 //! Each action is a task of its own; nothing here decides. An engine has at most one action at a time: a new one aborts
 //! an earlier one that the core has given up (its HTTP call goes on inside vLLM all the same).
 
+mod device;
 mod drain;
 mod engine;
 mod seen;
