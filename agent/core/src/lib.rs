@@ -8,6 +8,7 @@
 pub mod backoff;
 pub mod call;
 pub mod capability;
+pub mod creep;
 pub mod effect;
 pub mod event;
 pub mod ids;

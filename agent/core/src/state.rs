@@ -19,6 +19,7 @@
 
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
+use crate::creep::Creep;
 use crate::effect::Ticket;
 use crate::event::{By, Request};
 use crate::ids::{DeviceId, EngineId, OperationId};
@@ -86,6 +87,9 @@ pub struct Watch {
     pub tokens: u64,
     /// When progress was last seen.
     pub progress_at: Moment,
+    /// Surveys in a row that found it asleep or without a request; counted up to [`crate::creep::IDLE_SURVEYS`], and only
+    /// where the answer matters.
+    pub idle: u8,
 }
 
 /// One engine.
@@ -135,6 +139,8 @@ pub struct Engine {
     pub awake_since: Moment,
     /// Reconciliation.
     pub watch: Watch,
+    /// What this life has lost on the device.
+    pub creep: Creep,
 }
 
 impl Engine {
@@ -163,6 +169,7 @@ impl Engine {
             wanted_awake: false,
             awake_since: Moment(0),
             watch: Watch::default(),
+            creep: Creep::default(),
         }
     }
 

@@ -2,6 +2,7 @@
 
 use crate::config::{self, Config, Source};
 use hotbunk_core::backoff::BackoffPolicy;
+use hotbunk_core::creep::Recycle;
 use hotbunk_core::ids::DeviceId;
 use hotbunk_core::spec::{
     DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts, Turn,
@@ -61,6 +62,7 @@ fn engine(config: &Config, e: &config::Engine, memory: &impl Fn(&str) -> Option<
         },
         turn: Turn::default(),
         ladder: Vec::new(),
+        recycle: Recycle { creep: e.recycle.creep_bytes, sleeps: e.recycle.sleeps },
     }
 }
 

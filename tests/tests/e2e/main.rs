@@ -5,6 +5,7 @@ mod cycles;
 mod draining;
 mod drift;
 mod faults;
+mod growth;
 mod nvml;
 mod process;
 mod several;

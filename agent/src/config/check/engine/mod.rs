@@ -141,6 +141,7 @@ impl OneEngine<'_, '_, '_> {
         let api_key = self.api_key(command);
         let sleep_tiers = self.sleep_tiers();
         let rest_tier = self.rest_tier(&sleep_tiers);
+        let recycle = self.recycle(&device_indices, devices);
         let has_evidence = device_indices.iter().all(|&d| devices[d].source != Source::None);
         let name = name.map_or_else(|| self.path.clone(), |name| name.value);
         let engine = Engine {
@@ -172,6 +173,7 @@ impl OneEngine<'_, '_, '_> {
             residual_bytes: size(&raw.residual).unwrap_or(GIB),
             workers: self.workers(command),
             restart: self.restart(),
+            recycle,
             log: self.log(),
             op_log: {
                 let key = self.key("op_log");
