@@ -6,11 +6,17 @@
 //! [`step`] (how it goes on), [`recover`] (when it does not) and [`plan`] (which one is chosen).
 
 pub mod backoff;
+pub mod bucket;
 pub mod call;
 pub mod capability;
+<<<<<<< HEAD
 pub mod creep;
+=======
+pub mod demand;
+>>>>>>> main
 pub mod effect;
 pub mod event;
+pub mod hold;
 pub mod ids;
 pub mod invariants;
 pub mod ledger;

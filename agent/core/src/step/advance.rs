@@ -372,6 +372,11 @@ impl Cx<'_> {
         op.attempts = 0;
         op.failure.get_or_insert(failure.clone());
         match op.stage {
+            // What cannot come back does not keep the others from it.
+            Stage::Forward if op.request == crate::event::Request::Resume => {
+                op.skip_leg(failure.engine);
+                steps.into_iter().rev().for_each(|s| op.program.push_front(s));
+            }
             Stage::Forward => {
                 op.stage = Stage::Restoring;
                 // What came in meanwhile is not frozen on its way back: it may have no tier that keeps requests.
@@ -395,8 +400,14 @@ impl Cx<'_> {
         let Some(op) = self.op(id) else { return };
         op.attempts = 0;
         let kill = Step::Kill(engine);
-        let replaces = op.incoming.is_some() && op.outgoing.contains(&engine);
+        let pauses = matches!(op.request, crate::event::Request::Pause { .. });
+        let replaces = pauses || (op.incoming.is_some() && op.outgoing.contains(&engine));
         match op.stage {
+            Stage::Forward if op.request == crate::event::Request::Resume => {
+                op.failure.get_or_insert(failure);
+                op.skip_leg(engine);
+                op.program.push_front(kill);
+            }
             Stage::Forward if replaces => {
                 op.skip_leg(engine);
                 op.program.push_front(kill);
@@ -472,6 +483,7 @@ impl Cx<'_> {
         if op.failure.is_none() && op.by != By::Agent && op.incoming.is_some() {
             self.settle_who_is_wanted(&op.devices);
         }
+        self.maintenance_ended(&op);
         let first_token = op.first_token.filter(|_| op.failure.is_none());
         self.note(Note::Ended { id, failure: op.failure, accepted: op.accepted, first_token });
     }

@@ -8,7 +8,7 @@ use crate::creep;
 use crate::event::{By, Drain, Request};
 use crate::ids::EngineId;
 use crate::ledger;
-use crate::state::{Condition, Node};
+use crate::state::{Condition, Node, Queued};
 
 impl Cx<'_> {
     /// Begins whatever is due on devices that are free: sweeping, repairing, the queue, restarts.
@@ -40,11 +40,15 @@ impl Cx<'_> {
         if let Some(engine) = adrift.filter(|_| !node.closing) {
             return self.own(Request::Repair(engine));
         }
-        let next = node.queue.iter().position(|q| free(node, q.request.engine()));
+        // What the agent wanted to start when it came up waits for the end of maintenance.
+        let waits =
+            |q: &Queued| node.is_paused() && q.by == By::Agent && matches!(q.request, Request::Start { .. });
+        let ready = |q: &Queued| node.operation_on(&node.devices_of(&q.request)).is_none() && !waits(q);
+        let next = node.queue.iter().position(ready);
         if let Some(queued) = next.and_then(|at| self.node.queue.remove(at)) {
             return self.begin(queued.id, queued.request, queued.by);
         }
-        if self.node.closing {
+        if self.node.closing || self.node.is_paused() {
             return;
         }
         let node = &*self.node;

@@ -143,7 +143,7 @@ impl Session {
             Note::Accepted { id, request, steps, .. } => {
                 let steps: Vec<String> = steps.iter().map(|s| s.sentence(&self.node)).collect();
                 let steps = steps.join("; ");
-                format!("#{} {} {}: {steps}", id.0, request.verb(), self.name(request.engine()))
+                format!("#{} {} {}: {steps}", id.0, request.verb(), self.node.subject(request))
             }
             Note::NothingToDo { id, because, .. } => format!("#{} nothing to do: {because}", id.0),
             Note::Refused { id, refusal } => format!("#{} refused: {refusal}", id.0),
