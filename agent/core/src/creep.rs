@@ -117,7 +117,7 @@ pub fn recycle_now(node: &Node) -> Option<EngineId> {
 fn is_idle(node: &Node, id: EngineId) -> bool {
     let e = node.engine(id);
     match e.condition {
-        _ if e.dead => false,
+        _ if e.dead || e.is_busy() => false,
         Condition::Settled => !e.process || e.watch.idle >= IDLE_SURVEYS,
         // It has no process, and waits for somebody.
         Condition::Failed(_) | Condition::NoRoom => true,

@@ -9,11 +9,8 @@ pub mod backoff;
 pub mod bucket;
 pub mod call;
 pub mod capability;
-<<<<<<< HEAD
 pub mod creep;
-=======
 pub mod demand;
->>>>>>> main
 pub mod effect;
 pub mod event;
 pub mod hold;

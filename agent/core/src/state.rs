@@ -19,11 +19,8 @@
 
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
-<<<<<<< HEAD
 use crate::creep::Creep;
-=======
 use crate::demand::{Demand, Retry};
->>>>>>> main
 use crate::effect::Ticket;
 use crate::event::{By, Request};
 use crate::ids::{DeviceId, EngineId, OperationId};
@@ -143,10 +140,8 @@ pub struct Engine {
     pub awake_since: Moment,
     /// Reconciliation.
     pub watch: Watch,
-<<<<<<< HEAD
     /// What this life has lost on the device.
     pub creep: Creep,
-=======
     /// What the gateway holds for it.
     pub demand: Demand,
     /// Requests that are with it, as last told by the gateway.
@@ -155,7 +150,6 @@ pub struct Engine {
     pub used_at: Moment,
     /// Switches that its demand has asked for in vain.
     pub retry: Retry,
->>>>>>> main
 }
 
 impl Engine {
@@ -184,14 +178,11 @@ impl Engine {
             wanted_awake: false,
             awake_since: Moment(0),
             watch: Watch::default(),
-<<<<<<< HEAD
             creep: Creep::default(),
-=======
             demand: Demand::default(),
             in_flight: 0,
             used_at: Moment(0),
             retry: Retry::default(),
->>>>>>> main
         }
     }
 

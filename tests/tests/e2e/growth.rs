@@ -42,13 +42,13 @@ async fn nobody_is_cut_off_for_it() {
     // Looked at seldom, so that the request is there before three looks have found nothing.
     let node: Node = Setup::pair()
         .node_line("reconcile_interval = \"600ms\"")
-        .engine("A", |e| e.speed(60.0).line("recycle = { creep = \"0B\", sleeps = 2 }"))
+        .engine("A", |e| e.speed(25.0).line("recycle = { creep = \"0B\", sleeps = 2 }"))
         .build();
     let agent = node.start().await;
     agent.until_up().await;
     let mark = agent.mark().await;
     to_and_fro(&agent, 2).await;
-    let stream = node.engine("A").stream(8_000).await;
+    let stream = node.engine("A").stream(3_500).await;
     let (text, end) = stream.end().await;
     assert_eq!(end, "length", "cut off after {} bytes", text.len());
     until("A to be started anew", async || agent.entries("spawned", mark).await.len() == 1).await;

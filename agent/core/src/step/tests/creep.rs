@@ -138,6 +138,21 @@ fn what_one_lost_is_expected_of_it_and_is_nobody_else_s() {
 }
 
 #[test]
+fn what_the_gateway_holds_keeps_the_moment_away() {
+    let mut s = session();
+    for lost in [0, 140, 140] {
+        cycle(&mut s, lost * MIB);
+    }
+    s.forget();
+    s.node.engine_mut(B).in_flight = 1;
+    idle(&mut s);
+    assert!(s.waiting.is_empty(), "{:?}", s.log);
+    s.node.engine_mut(B).in_flight = 0;
+    look(&mut s, B, 0, 0);
+    assert!(s.log.first().is_some_and(|l| l.contains("restart A")), "{:?}", s.log);
+}
+
+#[test]
 fn a_limit_of_sleeps_holds_without_any_evidence() {
     let mut s = session();
     s.node.devices[0].evidence = crate::state::Evidence::Off;
