@@ -19,6 +19,7 @@
 
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
+use crate::creep::Creep;
 use crate::demand::{Demand, Retry};
 use crate::effect::Ticket;
 use crate::event::{By, Request};
@@ -87,6 +88,9 @@ pub struct Watch {
     pub tokens: u64,
     /// When progress was last seen.
     pub progress_at: Moment,
+    /// Surveys in a row that found it asleep or without a request; counted up to [`crate::creep::IDLE_SURVEYS`], and only
+    /// where the answer matters.
+    pub idle: u8,
 }
 
 /// One engine.
@@ -136,6 +140,8 @@ pub struct Engine {
     pub awake_since: Moment,
     /// Reconciliation.
     pub watch: Watch,
+    /// What this life has lost on the device.
+    pub creep: Creep,
     /// What the gateway holds for it.
     pub demand: Demand,
     /// Requests that are with it, as last told by the gateway.
@@ -172,6 +178,7 @@ impl Engine {
             wanted_awake: false,
             awake_since: Moment(0),
             watch: Watch::default(),
+            creep: Creep::default(),
             demand: Demand::default(),
             in_flight: 0,
             used_at: Moment(0),

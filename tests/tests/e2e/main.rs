@@ -6,6 +6,7 @@ mod cycles;
 mod draining;
 mod drift;
 mod faults;
+mod growth;
 mod nvml;
 mod nvml_bench;
 mod nvml_choice;

@@ -1,7 +1,11 @@
 //! What the idle devices do next: the agent's own work, by urgency.
+//!
+//! The dead are swept, what drifted is repaired, the queue goes on, restarts are due, and last an engine that loses
+//! memory is started anew ([`crate::creep`]).
 
 use super::Cx;
-use crate::event::{By, Request};
+use crate::creep;
+use crate::event::{By, Drain, Request};
 use crate::ids::EngineId;
 use crate::ledger;
 use crate::state::{Condition, Node, Queued};
@@ -60,7 +64,12 @@ impl Cx<'_> {
         });
         if let Some(engine) = due {
             let awake = self.node.engine(engine).wanted_awake;
-            self.own(Request::Start { engine, rehearse: None, awake });
+            return self.own(Request::Start { engine, rehearse: None, awake });
+        }
+        if let Some(engine) = creep::recycle_now(self.node) {
+            // Whoever was idle must be seen idle again before another try.
+            self.node.engines.iter_mut().for_each(|e| e.watch.idle = 0);
+            self.own(Request::Restart { engine, rehearse: None, drain: Drain::default() });
         }
     }
 
