@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::gateway::Gateway;
+use hotbunk_core::spec::{Rung, Turn};
 use hotbunk_core::tier::Tier;
 use serde::Serialize;
 
@@ -193,6 +194,12 @@ pub struct Engine {
     pub residual_bytes: u64,
     /// Worker processes (tensor × pipeline parallel). Default 1, or what the command says.
     pub workers: u16,
+    /// When it may take its turn, and when it must.
+    pub turn: Turn,
+    /// Where it is put while nobody uses it, later rungs deeper. Empty: it stays awake.
+    pub idle: Vec<Rung>,
+    /// Most requests that the gateway has on it at once.
+    pub max_in_flight: Option<u32>,
     /// When it is started again after a crash.
     pub restart: Restart,
     /// How much of its output is kept.

@@ -135,6 +135,10 @@ impl Hub {
         let mut models = Vec::new();
         for (at, engine) in engines() {
             for name in engine.model_ids() {
+                // Of several engines that serve one model the first is meant.
+                if names.contains_key(name) {
+                    continue;
+                }
                 names.insert(name.to_owned(), at);
                 models.push(Model {
                     id: name.to_owned(),

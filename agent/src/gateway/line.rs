@@ -120,7 +120,7 @@ impl Line {
             id,
             name: engine.name.clone(),
             gate: Gate::new(),
-            limit: u32::MAX,
+            limit: engine.max_in_flight.unwrap_or(u32::MAX),
             place: Arc::new(place),
             life: AtomicU64::new(0),
             epoch: AtomicU64::new(0),

@@ -23,6 +23,7 @@ mod held;
 mod hub;
 mod lease;
 mod line;
+pub mod proxy;
 mod refusal;
 mod sync;
 mod tenant;
