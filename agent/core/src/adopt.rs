@@ -21,10 +21,11 @@
 use crate::backoff::Crashes;
 use crate::call::{Call, SleepLevel, SleepingAnswer, WakeTags};
 use crate::capability::Capabilities;
+use crate::creep::Creep;
 use crate::ids::{DeviceId, EngineId};
 use crate::ledger;
 use crate::program::Step;
-use crate::state::{Condition, Costs, Engine, Footprint, Node, Operation, Queued, Stage};
+use crate::state::{Condition, Costs, Engine, Footprint, Node, Operation, Paused, Queued, Stage};
 use crate::tier::Tier;
 use crate::time::Moment;
 use serde::{Deserialize, Serialize};
@@ -73,6 +74,8 @@ pub struct KeptEngine {
     pub wanted_awake: bool,
     /// When it last became awake.
     pub awake_since: Moment,
+    /// What this life has lost on the device.
+    pub creep: Creep,
 }
 
 /// What is kept of one device.
@@ -95,6 +98,8 @@ pub struct KeptWork {
     pub operations: Vec<Operation>,
     /// Requests that waited.
     pub queue: Vec<Queued>,
+    /// Maintenance.
+    pub paused: Option<Paused>,
     /// The node was being closed: that an engine is stopped is the agent's doing, not an operator's choice.
     pub closing: bool,
 }
@@ -136,6 +141,7 @@ pub fn keep(node: &Node) -> Kept {
             devices: node.devices.iter().map(|d| d.spec.name.clone()).collect(),
             operations: node.operations.clone(),
             queue: node.queue.iter().cloned().collect(),
+            paused: node.paused.clone(),
             closing: node.closing,
         },
     }
@@ -163,6 +169,7 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         crashes: e.crashes.clone(),
         wanted_awake: e.wanted_awake,
         awake_since: e.awake_since,
+        creep: e.creep,
     }
 }
 

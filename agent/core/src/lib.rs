@@ -7,10 +7,14 @@
 
 pub mod adopt;
 pub mod backoff;
+pub mod bucket;
 pub mod call;
 pub mod capability;
+pub mod creep;
+pub mod demand;
 pub mod effect;
 pub mod event;
+pub mod hold;
 pub mod ids;
 pub mod invariants;
 pub mod ledger;

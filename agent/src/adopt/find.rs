@@ -5,11 +5,10 @@
 
 use crate::device::Sampler;
 use crate::effects::EngineSlot;
-use crate::engine::{Client, Identity};
+use crate::engine::{Client, Detected, Identity};
 use crate::process::{EngineProcess, Ownership, Predecessor, ProcessEvent, port_belongs_to};
 use hotbunk_core::adopt::{Found, Process};
 use hotbunk_core::call::SleepingAnswer;
-use hotbunk_core::capability::Capabilities;
 use hotbunk_core::ids::DeviceId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,7 +43,7 @@ pub(super) async fn evidence(
             return nothing(Process::Strange(why));
         }
     }
-    let (identity, sleeping, capabilities) = tokio::join!(
+    let (identity, sleeping, can) = tokio::join!(
         client.identify(&slot.config.model, ANSWER),
         client.is_sleeping(ANSWER),
         detected(&client, slot.config.workers)
@@ -53,12 +52,14 @@ pub(super) async fn evidence(
         let why = format!("it serves {}, not `{}`", models.join(", "), slot.config.model);
         return nothing(Process::Strange(why));
     }
+    can.into_iter().for_each(|can| slot.detected(can));
+    let capabilities = can.map(|can| can.capabilities);
     Found { process: Process::Lives, sleeping, bytes: None, capabilities }
 }
 
-async fn detected(client: &Client, workers: u16) -> Option<Capabilities> {
+async fn detected(client: &Client, workers: u16) -> Option<Detected> {
     let asked = client.detect(Some(workers), ANSWER);
-    timeout(ANSWER, asked).await.ok()?.ok().map(|detected| detected.capabilities)
+    timeout(ANSWER, asked).await.ok()?.ok()
 }
 
 async fn how_it_ended(process: &EngineProcess) -> String {

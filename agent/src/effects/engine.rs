@@ -3,7 +3,7 @@
 use super::Seen;
 use crate::adopt::Life;
 use crate::config;
-use crate::engine::{Canary, Client, Endpoint, Health, Identity};
+use crate::engine::{Canary, Client, Detected, Endpoint, Health, Identity};
 use crate::events::Incident;
 use crate::process::{EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to};
 use hotbunk_core::capability::Capabilities;
@@ -47,6 +47,8 @@ pub struct Facts {
     pub version: Option<String>,
     /// `max_model_len`.
     pub context_tokens: Option<u32>,
+    /// What it can do, and how that was learned.
+    pub detected: Option<Detected>,
 }
 
 impl EngineSlot {
@@ -120,11 +122,20 @@ impl EngineSlot {
             l.facts = life.map_or_else(Facts::default, |life| Facts {
                 version: life.version.clone(),
                 context_tokens: life.context_tokens,
+                detected: None,
             });
             l.fingerprint = life.map(|life| life.fingerprint.clone());
         });
         self.see(Seen::spawned);
         client
+    }
+
+    /// What it can do was asked anew.
+    pub fn detected(&self, detected: Detected) {
+        self.live(|l| {
+            l.facts.version = Some(detected.capabilities.version.to_string());
+            l.facts.detected = Some(detected);
+        });
     }
 
     /// What a later agent needs to know of this life; `None` where there is no process.
@@ -253,7 +264,7 @@ impl EngineSlot {
         match client.detect(Some(self.config.workers), QUESTION).await {
             Ok(detected) => {
                 let version = Some(detected.capabilities.version.to_string());
-                self.live(|l| l.facts = Facts { version, context_tokens });
+                self.live(|l| l.facts = Facts { version, context_tokens, detected: Some(detected) });
                 Asked::Ready(detected.capabilities)
             }
             Err(why) => Asked::NotYet(why.to_string()),

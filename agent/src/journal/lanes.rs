@@ -217,7 +217,7 @@ mod tests {
 
     fn commit() -> (Commit, oneshot::Receiver<Result<u64, Error>>) {
         let (done, answer) = oneshot::channel();
-        (Commit { rows: Arc::new([]), done }, answer)
+        (Commit { rows: Arc::new([]), keep: Vec::new(), done }, answer)
     }
 
     fn count(work: &Work) -> (&'static str, usize) {

@@ -38,7 +38,7 @@ impl Cx<'_> {
         }
         let ids: Vec<OperationId> = self.node.operations.iter().map(|op| op.id).collect();
         for id in ids {
-            self.resume(id, &engines, &own);
+            self.go_on_with(id, &engines, &own);
         }
     }
 
@@ -55,6 +55,7 @@ impl Cx<'_> {
             (e.restart_only, e.level2_unsafe, e.cannot_park) =
                 (k.restart_only, k.level2_unsafe, k.cannot_park);
             (e.crashes, e.wanted_awake, e.awake_since) = (k.crashes, k.wanted_awake, k.awake_since);
+            e.creep = k.creep;
             // Before it is ready nothing is known of what it can do; its operation asks it.
             if e.capabilities.is_some() {
                 e.capabilities = a.found.capabilities.or(e.capabilities);
@@ -67,11 +68,14 @@ impl Cx<'_> {
             (e.wanted_awake, e.awake_since) = (true, now);
         }
         e.watch = Watch { progress_at: now, ..Watch::default() };
+        // Who used it last went with the former agent: its idleness begins now.
+        e.used_at = now;
     }
 
     /// Operations and requests, where they mean the same here.
     fn take_up(&mut self, work: Option<KeptWork>) {
         let Some(work) = work.filter(|w| w.fits(self.node)) else { return };
+        self.node.paused = work.paused;
         for mut op in work.operations {
             op.tiers_before.resize(self.node.engines.len(), Tier::Stopped);
             self.node.next_operation = self.node.next_operation.max(op.id.0 + 1);
@@ -183,7 +187,7 @@ impl Cx<'_> {
     }
 
     /// An operation goes on from the step that it was in.
-    fn resume(&mut self, id: OperationId, engines: &[Adopted], own: &[Option<u64>]) {
+    fn go_on_with(&mut self, id: OperationId, engines: &[Adopted], own: &[Option<u64>]) {
         let now = self.now;
         let Some(op) = self.op(id) else { return };
         op.leg_began = now;
