@@ -7,17 +7,22 @@ mod boot;
 mod completions;
 mod dev;
 mod errors;
+mod events;
 mod info;
+mod key;
 mod link;
+mod messages;
 mod metrics;
 mod openai;
 mod openapi;
 mod pause;
+mod responses;
 mod shutdown;
 mod sim_routes;
 mod sleep;
 mod sse;
 mod state;
+mod tokenize;
 
 pub(crate) use boot::run;
 
@@ -46,6 +51,7 @@ fn router(shared: &Shared) -> Router {
         .fallback(async || (StatusCode::NOT_FOUND, axum::Json(json!({ "detail": "Not Found" }))))
         .method_not_allowed_fallback(async || method_not_allowed())
         .layer(middleware::from_fn(refuse_head))
+        .layer(middleware::from_fn_with_state(shared.clone(), key::guard))
         // vLLM has no limit; prompts with images are large.
         .layer(DefaultBodyLimit::disable())
         .with_state(shared.clone())
