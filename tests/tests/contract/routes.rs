@@ -55,6 +55,11 @@ pub(crate) fn checks() -> Vec<Check> {
         Check::new("routes.abort_requests", "1.1: /abort_requests {\"status\",\"aborted\"}", abort),
         Check::new("routes.weight_checker", "1.1: /weight_checker checksum, compare, reset", weights),
         Check::new(
+            "routes.idle_connection_is_closed",
+            "uvicorn: VLLM_HTTP_TIMEOUT_KEEP_ALIVE, 5 s unless set",
+            idle,
+        ),
+        Check::new(
             "routes.connection_ends_after_500",
             "seen on 0.32: a 500 of no handler ends its connection",
             after_500,
@@ -267,15 +272,25 @@ async fn weights(server: Arc<Server>) {
     assert_eq!(server.text(12).await, text);
 }
 
+async fn idle(server: Arc<Server>) {
+    let answer = until_closed(&server, "GET /health HTTP/1.1\r\nhost: engine\r\n\r\n").await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
 async fn after_500(server: Arc<Server>) {
-    let mut connection =
-        tokio::net::TcpStream::connect(("127.0.0.1", server.http.port())).await.expect("a connection");
     let request = "POST /release_kv_cache_memory HTTP/1.1\r\nhost: engine\r\ncontent-length: 0\r\n\r\n";
-    connection.write_all(request.as_bytes()).await.expect("sent");
-    let mut answer = String::new();
-    // To its end: the server closes, or this does not return.
-    let read = connection.read_to_string(&mut answer);
-    tokio::time::timeout(server.patience(), read).await.expect("it ends").expect("read");
+    let answer = until_closed(&server, request).await;
     assert!(answer.starts_with("HTTP/1.1 500"), "{answer}");
     assert!(!answer.to_lowercase().contains("connection: close"), "unannounced: {answer}");
+}
+
+/// All that comes over a connection until the server closes it.
+async fn until_closed(server: &Server, request: &str) -> String {
+    let connection = tokio::net::TcpStream::connect(("127.0.0.1", server.http.port())).await;
+    let mut connection = connection.expect("a connection");
+    connection.write_all(request.as_bytes()).await.expect("sent");
+    let mut answer = String::new();
+    let read = connection.read_to_string(&mut answer);
+    tokio::time::timeout(server.patience(), read).await.expect("it ends").expect("read");
+    answer
 }

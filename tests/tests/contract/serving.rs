@@ -87,9 +87,15 @@ async fn chat(server: Arc<Server>) {
     let message = &answer["choices"][0]["message"];
     assert_eq!(message["role"], "assistant");
     assert_eq!(answer["choices"][0]["logprobs"]["content"].as_array().map(Vec::len), Some(4));
+    let mut body = body;
+    body["stream_options"] = json!({ "include_usage": true });
     let mut stream = server.http.stream(path, &body).await;
     assert_eq!(stream.end().await.0, End::Finish("length".into()));
-    let events = stream.seen().events.clone();
+    let mut events = stream.seen().events.clone();
+    let usage = events.pop().expect("the last event is the usage");
+    assert_eq!((&usage["choices"], &usage["usage"]["completion_tokens"]), (&json!([]), &json!(4)));
+    let logprob = |e: &Value| e["choices"][0]["logprobs"]["content"][0]["logprob"].as_f64();
+    assert!(events.iter().skip(1).all(|e| logprob(e).is_some_and(|l| l <= 0.0)));
     let first = &events[0]["choices"][0];
     assert_eq!(first["delta"], json!({ "role": "assistant", "content": "" }));
     let deltas = events.iter().filter_map(|e| e["choices"][0]["delta"]["content"].as_str());
@@ -134,7 +140,8 @@ fn kinds(stream: &crate::stream::Stream) -> Vec<String> {
 }
 
 async fn responses(server: Arc<Server>) {
-    let body = json!({ "model": MODEL, "input": "hello", "max_output_tokens": 40, "temperature": 0 });
+    // Not greedy: a real model of random weights may then say nothing at all, and a block without text is left out.
+    let body = json!({ "model": MODEL, "input": "hello", "max_output_tokens": 60, "temperature": 1 });
     let answer = server.http.post_json("/v1/responses", &body).await.json;
     assert_eq!((&answer["object"], &answer["model"]), (&json!("response"), &json!(MODEL)));
     let item = &answer["output"][0];
@@ -153,8 +160,8 @@ async fn responses(server: Arc<Server>) {
 }
 
 async fn messages(server: Arc<Server>) {
-    let body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 6,
-                       "temperature": 0 });
+    let body = json!({ "model": MODEL, "messages": [{ "role": "user", "content": "hello" }], "max_tokens": 60,
+                       "temperature": 1 });
     let answer = server.http.post_json("/v1/messages", &body).await.json;
     assert_eq!((&answer["type"], &answer["role"]), (&json!("message"), &json!("assistant")));
     assert_eq!((&answer["content"][0]["type"], &answer["model"]), (&json!("text"), &json!(MODEL)));
@@ -207,6 +214,11 @@ async fn bad(server: Arc<Server>) {
             json!({ "prompt": "x", "max_tokens": 5000 }),
             json!("max_tokens"),
             "cannot be greater than max_model_len=2048",
+        ),
+        (
+            json!({ "prompt": "x y z", "max_tokens": 2048 }),
+            json!("input_tokens"),
+            "maximum context length is 2048",
         ),
         (json!({ "prompt": "x", "max_tokens": "many" }), json!("body.max_tokens"), "valid integer"),
         (json!({ "prompt": "x", "temperature": -1 }), json!("temperature"), "must be non-negative"),
