@@ -17,7 +17,7 @@ pub use board::{Board, Client, Ended, Why};
 pub use notes::{Admission, Around};
 
 use crate::clock;
-use crate::device::{FastGuard, Health};
+use crate::device::FastGuard;
 use crate::effects::{Hands, Purpose, WorkLog};
 use crate::events::{Context, Event as Recorded};
 use crate::journal::record::Record;
@@ -214,7 +214,7 @@ impl Switcher {
                     Some(input) => self.take(input).await,
                     None => return,
                 },
-                () = wake => self.happened(Event::Tick, Around::default()).await,
+                () = wake => self.tick().await,
                 _ = ticks.tick() => self.look_around().await,
                 () = stopped(&mut stop) => return,
             }
@@ -223,7 +223,14 @@ impl Switcher {
 
     async fn take(&mut self, input: Input) {
         match input {
-            Input::Event(event) => self.happened(event, Around::default()).await,
+            Input::Event(event) => {
+                if let Event::Demand { .. } = event {
+                    for used in self.hands.hub.use_of_engines(&self.node) {
+                        self.happened(used, Around::default()).await;
+                    }
+                }
+                self.happened(event, Around::default()).await;
+            }
             Input::Done { ticket, result, around } => {
                 self.happened(Event::Done { ticket, result }, around).await;
             }
@@ -253,25 +260,27 @@ impl Switcher {
         self.hands.refresh_owners();
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
-            let event = match (self.hands.sampler.health(device), self.hands.sampler.latest(device)) {
-                (Health::Lost { reason }, _) => Some(Event::DeviceLost { device, reason }),
-                (Health::Ok | Health::Degraded { .. }, Some(reading)) => {
-                    let reserved = self.hands.sampler.info(device).map_or(0, |i| i.reserved_bytes);
-                    let capacity = reading.total.saturating_sub(reserved);
-                    Some(Event::DeviceRead { device, capacity, used: reading.used })
-                }
-                _ => None,
-            };
-            if let Some(event) = event {
+            if let Some(event) = self.hands.device_event(device) {
                 self.happened(event, Around::default()).await;
             }
+        }
+        self.tick().await;
+    }
+
+    /// Turns and idle ladders go by how engines are used, so that is told first.
+    async fn tick(&mut self) {
+        for event in self.hands.hub.use_of_engines(&self.node) {
+            self.happened(event, Around::default()).await;
         }
         self.happened(Event::Tick, Around::default()).await;
     }
 
     /// One event: decided, made durable, acted on.
     async fn happened(&mut self, event: Event, around: Around) {
-        let effects = step(&mut self.node, event, clock::now());
+        let now = clock::now();
+        let effects = step(&mut self.node, event, now);
+        // Before any action: a gate is closed before the drain begins.
+        self.hands.hub.follow(&self.node, &effects, now);
         if effects.is_empty() {
             return self.published();
         }

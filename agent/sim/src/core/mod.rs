@@ -5,6 +5,7 @@
 //! with its arrival; a signal thread ends the process on SIGTERM. Nobody watches the parent: when the API server is
 //! killed the core stays, with its memory (CONTRACT 5 [run]).
 
+mod arrivals;
 mod control;
 mod devices;
 mod executor;
@@ -20,6 +21,7 @@ use crate::clock::{now_ns, sharpen_timers};
 use crate::faults::{FaultKind, Faults};
 use crate::ipc::{Call, FromCore, Mode, NewRequest, Output, ToCore};
 use crate::oplog::{Op, OpLogWriter, OpRecord};
+use arrivals::Arrivals;
 use executor::Executor;
 use scheduler::{Pause, Scheduler, StepContext};
 use std::collections::VecDeque;
@@ -98,6 +100,7 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
         is_hung: false,
         signals,
         workers,
+        arrivals: Arrivals::default(),
         settings,
     };
     core.record(Op::Start, "", began_ns, true);
@@ -166,6 +169,7 @@ struct EngineCore {
     is_hung: bool,
     signals: signals::Signals,
     workers: Option<Workers>,
+    arrivals: Arrivals,
 }
 
 impl EngineCore {
@@ -266,6 +270,7 @@ impl EngineCore {
     }
 
     fn add(&mut self, request: NewRequest, at_ns: u64) {
+        self.arrivals.count(at_ns);
         if self.front_paused {
             self.held_in_front.push((at_ns, request));
         } else {

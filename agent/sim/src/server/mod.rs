@@ -16,6 +16,7 @@ mod metrics;
 mod openai;
 mod openapi;
 mod pause;
+mod request_log;
 mod responses;
 mod shutdown;
 mod sim_routes;
@@ -25,6 +26,7 @@ mod state;
 mod tokenize;
 
 pub(crate) use boot::run;
+pub use request_log::RequestRecord;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
@@ -52,6 +54,7 @@ fn router(shared: &Shared) -> Router {
         .method_not_allowed_fallback(async || method_not_allowed())
         .layer(middleware::from_fn(refuse_head))
         .layer(middleware::from_fn_with_state(shared.clone(), key::guard))
+        .layer(middleware::from_fn_with_state(shared.clone(), request_log::note))
         // vLLM has no limit; prompts with images are large.
         .layer(DefaultBodyLimit::disable())
         .with_state(shared.clone())

@@ -2,6 +2,7 @@
 
 use crate::harness::*;
 use hotbunk_sim::oplog::Op;
+use serde_json::{Value, json};
 
 #[tokio::test]
 async fn level_1_gives_back_all_but_the_residual_and_the_text_stays() {
@@ -50,4 +51,25 @@ async fn mode_wait_returns_after_the_last_token_and_is_sleeping_is_true_before()
     let drain = operations.iter().find(|o| o.op == Op::Drain).unwrap();
     let sleep = operations.iter().find(|o| o.op == Op::Sleep).unwrap();
     assert!(drain.ended_ns <= sleep.began_ns, "the drain is not the sleep's own time");
+}
+
+#[tokio::test]
+async fn requests_that_come_while_it_sleeps_are_recorded() {
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    let arrivals = async || -> (Value, Value) {
+        let body: Value = engine.get("/sim/arrivals").await.json().await.unwrap();
+        (body["arrived"].clone(), body["asleep"].clone())
+    };
+    engine.text(2).await;
+    assert_eq!(arrivals().await, (json!(1), json!(0)));
+    assert_eq!(engine.post("/sleep?level=1&mode=keep").await, 200);
+    let late = engine.text(2);
+    let wake = async {
+        until("the request to be there", async || arrivals().await.0 == 2).await;
+        assert_eq!(engine.post("/wake_up").await, 200);
+    };
+    tokio::join!(late, wake);
+    engine.text(2).await;
+    assert_eq!(arrivals().await, (json!(3), json!(1)));
 }
