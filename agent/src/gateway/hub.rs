@@ -9,6 +9,7 @@ use super::tenant::{Tenant, Tenants};
 use crate::clock;
 use crate::config::{self, Config};
 use crate::metrics::Metrics;
+use hotbunk_core::demand::{self, Never};
 use hotbunk_core::event::Event;
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::state::Node;
@@ -233,6 +234,13 @@ impl Hub {
         if ask.no_switch && !line.gate.is_open() {
             return Err(Refusal::WouldSwitch { state: self.state(line.id).to_owned() });
         }
+        // Asked of the first one only: the others wait for what it waits for.
+        if line.held() == 0
+            && !line.gate.is_open()
+            && let Some(refusal) = self.in_vain(line.id)
+        {
+            return Err(refusal);
+        }
         let most = self.settings.hold_requests;
         if line.held() >= most {
             return Err(full(format!("{most} requests wait for this model already")));
@@ -297,9 +305,12 @@ impl Hub {
         if self.line(engine).gate.is_open() {
             return Eta::Serving;
         }
-        let Some(node) = self.node() else { return Eta::Unknown };
-        let e = node.engine(engine);
-        e.costs.leave[e.tier as usize].map_or(Eta::Unknown, Eta::In)
+        let node = self.node();
+        match node.map(|node| demand::eta(&node, engine, clock::now())) {
+            Some(demand::Eta::Serving) => Eta::Serving,
+            Some(demand::Eta::In(time)) => Eta::In(time),
+            Some(demand::Eta::Never(_)) | None => Eta::Unknown,
+        }
     }
 
     /// When asking again for an engine may help.
@@ -308,6 +319,16 @@ impl Hub {
             Eta::Serving => Duration::from_secs(1),
             Eta::In(time) => time,
             Eta::Unknown => SOME_TIME,
+        }
+    }
+
+    /// Why waiting for an engine would be in vain, as things are.
+    fn in_vain(&self, engine: EngineId) -> Option<Refusal> {
+        match demand::eta(self.node()?.as_ref(), engine, clock::now()) {
+            demand::Eta::Never(Never::Refused(why)) => {
+                Some(Refusal::NoWay { reason: why.to_string(), retry_after: SOME_TIME })
+            }
+            _ => None,
         }
     }
 
