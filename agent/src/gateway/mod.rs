@@ -25,6 +25,7 @@ mod hub;
 mod lease;
 mod line;
 mod refusal;
+mod show;
 mod sync;
 mod tenant;
 #[cfg(test)]
