@@ -265,6 +265,8 @@ impl Session {
     }
 }
 
+mod demand;
+
 fn refused() -> StepResult {
     StepResult::Called(CallOutcome::Refused { status: 500, message: "no".into() })
 }
