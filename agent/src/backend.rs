@@ -175,6 +175,7 @@ impl control::Backend for Backend {
             strategy: request.strategy.map_or(node.policy.strategy, strategy_in),
             leave: request.leave.map(tier_in).or(node.policy.leave),
             drain: request.drain.map_or(node.policy.drain, drain_in),
+            spare_pinned: false,
         };
         Ok(explain::explain(&node, self.parts.switcher.board(), &ask))
     }

@@ -187,7 +187,13 @@ fn handoff(node: &Node, to: hotbunk_core::ids::EngineId) -> Option<DoctorCheck> 
         return None;
     }
     let name = format!("switch to {}", e.spec.name);
-    let ask = Ask { to, strategy: node.policy.strategy, leave: node.policy.leave, drain: node.policy.drain };
+    let ask = Ask {
+        to,
+        strategy: node.policy.strategy,
+        leave: node.policy.leave,
+        drain: node.policy.drain,
+        spare_pinned: false,
+    };
     Some(match plan::choose(node, &ask) {
         Err(refusal) => check(name, DoctorVerdict::Warning, refusal.to_string()),
         Ok(chosen) => {

@@ -46,6 +46,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::DeviceLost { device, reason } => cx.device_lost(device, reason),
         Event::Demand { engine, demand } => cx.demanded(engine, demand),
         Event::Used { engine, in_flight, at } => cx.used(engine, in_flight, at),
+        Event::Uses(uses) => uses.into_iter().for_each(|u| cx.used(u.engine, u.in_flight, u.at)),
         Event::Tick => cx.survey_all(),
         Event::Close => cx.close(),
     }

@@ -30,6 +30,7 @@ use hotbunk_core::program::Step;
 use hotbunk_core::queue::Refusal;
 use hotbunk_core::state::Node;
 use hotbunk_core::step::step;
+use hotbunk_core::time::Moment;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -164,6 +165,8 @@ pub struct Switcher {
     /// The devices' ledgers as they were last published.
     ledgers: Vec<status::Ledger>,
     reconcile: Duration,
+    /// The moment of the last step.
+    stepped: Moment,
 }
 
 impl Switcher {
@@ -192,6 +195,7 @@ impl Switcher {
             work: Arc::default(),
             fast: None,
             reconcile,
+            stepped: clock::now(),
         };
         (switcher, handle)
     }
@@ -201,7 +205,7 @@ impl Switcher {
         let mut ticks = tokio::time::interval(self.reconcile);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let due = self.node.next_deadline().map(|at| Instant::now() + at.since(clock::now()));
+            let due = self.node.next_deadline(self.stepped).map(|at| Instant::now() + at.since(clock::now()));
             let wake = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -269,11 +273,23 @@ impl Switcher {
         self.happened(Event::Tick, Around::default()).await;
     }
 
-    /// One event: decided, made durable, acted on.
+    /// One event. Turns and idle ladders go by how engines are used, and any event may be the one after which they are
+    /// due: so what is new of that comes first, of all engines at once.
     async fn happened(&mut self, event: Event, around: Around) {
-        let effects = step(&mut self.node, event, clock::now());
+        let uses = self.hands.hub.uses(&self.node);
+        if !uses.is_empty() {
+            self.step(Event::Uses(uses), Around::default()).await;
+        }
+        self.step(event, around).await;
+    }
+
+    /// Decided, made durable, acted on.
+    async fn step(&mut self, event: Event, around: Around) {
+        self.stepped = clock::now();
+        let effects = step(&mut self.node, event, self.stepped);
         if effects.is_empty() {
-            return self.published();
+            self.published();
+            return self.hands.hub.follow(&self.node, &effects, self.stepped);
         }
         let mut current = effects
             .iter()
@@ -301,6 +317,8 @@ impl Switcher {
             }
         }
         self.published();
+        // Before any action: a gate is closed before the drain begins.
+        self.hands.hub.follow(&self.node, &effects, self.stepped);
         for (operation, events) in batches {
             let context = self.context(operation);
             // The recorder has said so loudly; serving goes on without a journal.

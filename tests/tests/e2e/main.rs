@@ -5,6 +5,7 @@ mod cycles;
 mod draining;
 mod drift;
 mod faults;
+mod gateway;
 mod nvml;
 mod process;
 mod several;

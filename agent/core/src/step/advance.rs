@@ -66,6 +66,7 @@ impl Cx<'_> {
                 let serves = self.op(id).and_then(|op| op.leads_to_awake(engine)).unwrap_or(true);
                 let e = self.node.engine_mut(engine);
                 (e.admission, e.wanted_awake) = (true, serves);
+                e.retry = crate::demand::Retry::default();
             }
             Step::Rehearsed(_) => {}
             Step::Take(_) => {
@@ -179,13 +180,8 @@ impl Cx<'_> {
         let Some(op) = op else { return Flow::Next };
         let action = match step {
             Step::Drain(_) => {
-                let aborts = e.capabilities.is_some_and(|c| c.can_abort_in_sleep());
-                let skip = match op.drain {
-                    DrainPolicy::Wait => false,
-                    DrainPolicy::Freeze => true,
-                    DrainPolicy::Abort => aborts,
-                };
-                if e.tier != Tier::Awake || skip {
+                // Frozen requests stay where they are; aborted ones are ended by the gateway, whatever the engine can.
+                if e.tier != Tier::Awake || op.drain == DrainPolicy::Freeze {
                     return Flow::Next;
                 }
                 Action::Drain { engine, policy: op.drain, deadline: op.drain_deadline }
@@ -477,6 +473,7 @@ impl Cx<'_> {
             self.settle_who_is_wanted(&op.devices);
         }
         self.maintenance_ended(&op);
+        self.own_work_ended(&op);
         let first_token = op.first_token.filter(|_| op.failure.is_none());
         self.note(Note::Ended { id, failure: op.failure, accepted: op.accepted, first_token });
     }

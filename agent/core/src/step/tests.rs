@@ -258,6 +258,8 @@ impl Session {
     }
 }
 
+mod demand;
+
 fn refused() -> StepResult {
     StepResult::Called(CallOutcome::Refused { status: 500, message: "no".into() })
 }

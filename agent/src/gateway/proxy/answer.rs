@@ -59,7 +59,8 @@ impl Failure {
 
     /// In the words of an API.
     pub(super) fn json(&self, face: Face) -> Value {
-        let error = json!({ "message": self.message, "type": self.kind, "param": self.param, "code": self.code });
+        let error =
+            json!({ "message": self.message, "type": self.kind, "param": self.param, "code": self.code });
         match face {
             Face::OpenAi | Face::Responses => json!({ "error": error }),
             // Anthropic's envelope; what it wraps is both APIs' at once.
@@ -215,12 +216,19 @@ mod tests {
     fn an_error_says_whether_to_try_again() {
         let refusal = Refusal::Paused { retry_after: Duration::from_millis(1500) };
         let response = Failure::from(refusal).answer(Face::OpenAi, &id());
-        assert_eq!((response.status().as_u16(), &response.headers()["retry-after"]), (503, &HeaderValue::from(2)));
+        assert_eq!(
+            (response.status().as_u16(), &response.headers()["retry-after"]),
+            (503, &HeaderValue::from(2))
+        );
         let body: Value = serde_json::from_slice(response.body()).unwrap();
         assert_eq!(body["error"]["code"], "paused");
         assert_eq!(body["error"]["type"], "server_error");
-        let response = Failure::from(Refusal::WouldSwitch { state: "parked".into() }).answer(Face::OpenAi, &id());
-        assert_eq!((response.status().as_u16(), &*response.headers()["x-should-retry"].to_str().unwrap()), (409, "false"));
+        let response =
+            Failure::from(Refusal::WouldSwitch { state: "parked".into() }).answer(Face::OpenAi, &id());
+        assert_eq!(
+            (response.status().as_u16(), &*response.headers()["x-should-retry"].to_str().unwrap()),
+            (409, "false")
+        );
         let response = Failure::bad(StatusCode::BAD_REQUEST, "c", "m").answer(Face::Messages, &id());
         let body: Value = serde_json::from_slice(response.body()).unwrap();
         assert_eq!((&body["type"], &body["error"]["message"]), (&json!("error"), &json!("m")));

@@ -49,7 +49,8 @@ pub(super) fn peek<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, E
         let line = memmem::find(rest, b"\r\n").ok_or(Error::Malformed("it ends inside a boundary"))?;
         // From the line's end on, so that a part without headers begins with an empty line.
         let part = &rest[line..];
-        let head = memmem::find(part, b"\r\n\r\n").ok_or(Error::Malformed("it ends inside a part's headers"))?;
+        let head =
+            memmem::find(part, b"\r\n\r\n").ok_or(Error::Malformed("it ends inside a part's headers"))?;
         let content = &part[head + 4..];
         let end = next.find(content).ok_or(Error::Malformed("it ends inside a part"))?;
         let value = &content[..end];
@@ -112,7 +113,9 @@ mod tests {
     fn form(parts: &[(&str, &[u8])]) -> Vec<u8> {
         let mut out = Vec::new();
         for (head, value) in parts {
-            out.extend_from_slice(format!("--x-y\r\nContent-Disposition: form-data; {head}\r\n\r\n").as_bytes());
+            out.extend_from_slice(
+                format!("--x-y\r\nContent-Disposition: form-data; {head}\r\n\r\n").as_bytes(),
+            );
             out.extend_from_slice(value);
             out.extend_from_slice(b"\r\n");
         }

@@ -5,8 +5,8 @@
 
 use crate::config::Secret;
 use hyper::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE,
-    PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use std::cell::Cell;
 
@@ -89,9 +89,15 @@ fn hop_by_hop(headers: &mut HeaderMap) {
         }
         headers.remove(CONNECTION);
     }
-    for name in
-        [KEEP_ALIVE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, PROXY_CONNECTION, TE, TRANSFER_ENCODING, UPGRADE]
-    {
+    for name in [
+        KEEP_ALIVE,
+        PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION,
+        PROXY_CONNECTION,
+        TE,
+        TRANSFER_ENCODING,
+        UPGRADE,
+    ] {
         headers.remove(name);
     }
 }
@@ -101,7 +107,8 @@ mod tests {
     use super::*;
 
     fn map(pairs: &[(&str, &str)]) -> HeaderMap {
-        let pair = |(n, v): &(&str, &str)| (n.parse::<HeaderName>().unwrap(), v.parse::<HeaderValue>().unwrap());
+        let pair =
+            |(n, v): &(&str, &str)| (n.parse::<HeaderName>().unwrap(), v.parse::<HeaderValue>().unwrap());
         pairs.iter().map(pair).collect()
     }
 
@@ -137,7 +144,8 @@ mod tests {
         let again = to_engine(&mut map(&[]), &ids);
         assert_ne!(again, id);
         assert_eq!(to_engine(&mut map(&[("x-request-id", "mine")]), &ids), "mine");
-        let mut answer = map(&[("connection", "close"), ("content-length", "5"), ("trailer", "x"), ("server", "uvicorn")]);
+        let mut answer =
+            map(&[("connection", "close"), ("content-length", "5"), ("trailer", "x"), ("server", "uvicorn")]);
         to_client(&mut answer, &id);
         assert_eq!(answer.len(), 4);
         assert_eq!(answer["x-request-id"], id);

@@ -159,11 +159,9 @@ impl Job {
 /// What is said of a request that was ended from outside and is not sent again.
 pub(super) fn ended(why: Aborted) -> Failure {
     match why {
-        Aborted::Drain => Failure::ours(
-            "aborted",
-            "the request was ended to make room for another model; send it again",
-            1,
-        ),
+        Aborted::Drain => {
+            Failure::ours("aborted", "the request was ended to make room for another model; send it again", 1)
+        }
         Aborted::Died => {
             Failure::ours("engine_died", "the model's engine died during the request; send it again", 5)
         }

@@ -24,7 +24,9 @@ pub enum Listen {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address cannot be had.
-    #[error("the gateway cannot listen on {address}; end whoever does, or set `listen` of [gateway] to another address")]
+    #[error(
+        "the gateway cannot listen on {address}; end whoever does, or set `listen` of [gateway] to another address"
+    )]
     Bind {
         /// Which.
         address: SocketAddr,
@@ -42,26 +44,42 @@ pub enum Error {
     Thread(#[source] io::Error),
 }
 
-/// A socket for each thread, and the address that they share.
-pub(super) fn sockets(on: Listen, threads: usize) -> Result<(Vec<TcpListener>, SocketAddr), Error> {
-    match on {
-        Listen::Address(address) => {
-            let error = |source| Error::Bind { address, source };
-            let free = socket(address, false).map_err(error)?.local_addr().map_err(error)?;
-            let all: io::Result<Vec<TcpListener>> = (0..threads.max(1)).map(|_| socket(free, true)).collect();
-            Ok((all.map_err(error)?, free))
-        }
-        Listen::Sockets(given) => {
-            let address = given.first().ok_or(Error::None)?.local_addr().map_err(Error::Inherited)?;
-            let all: io::Result<Vec<TcpListener>> = (0..threads.max(given.len()))
-                .map(|at| {
+/// Bound sockets, one for each thread. Clients can connect from now on; they are accepted once the gateway starts.
+#[derive(Debug)]
+pub struct Sockets {
+    pub(super) all: Vec<TcpListener>,
+    pub(super) address: SocketAddr,
+}
+
+impl Sockets {
+    /// Binds them.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub fn bind(on: Listen, threads: usize) -> Result<Self, Error> {
+        match on {
+            Listen::Address(address) => {
+                let error = |source| Error::Bind { address, source };
+                let free = socket(address, false).and_then(|probe| probe.local_addr()).map_err(error)?;
+                let all: io::Result<_> = (0..threads.max(1)).map(|_| socket(free, true)).collect();
+                Ok(Sockets { all: all.map_err(error)?, address: free })
+            }
+            Listen::Sockets(given) => {
+                let address = given.first().ok_or(Error::None)?.local_addr().map_err(Error::Inherited)?;
+                let share = |at: usize| {
                     let socket = given[at % given.len()].try_clone()?;
                     socket.set_nonblocking(true)?;
                     Ok(socket)
-                })
-                .collect();
-            Ok((all.map_err(Error::Inherited)?, address))
+                };
+                let all: io::Result<_> = (0..threads.max(given.len())).map(share).collect();
+                Ok(Sockets { all: all.map_err(Error::Inherited)?, address })
+            }
         }
+    }
+
+    /// Where they listen.
+    pub fn address(&self) -> SocketAddr {
+        self.address
     }
 }
 
@@ -86,25 +104,29 @@ mod tests {
     #[test]
     fn threads_share_a_port_and_others_do_not() {
         let any = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-        let (sockets_, address) = sockets(Listen::Address(any), 3).unwrap();
-        assert_eq!(sockets_.len(), 3);
+        let sockets = Sockets::bind(Listen::Address(any), 3).unwrap();
+        let address = sockets.address();
+        assert_eq!(sockets.all.len(), 3);
         assert_ne!(address.port(), 0);
-        assert!(sockets_.iter().all(|s| s.local_addr().unwrap() == address));
+        assert!(sockets.all.iter().all(|s| s.local_addr().unwrap() == address));
         TcpStream::connect(address).unwrap();
-        let error = sockets(Listen::Address(address), 3).unwrap_err();
-        assert!(matches!(&error, Error::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse), "{error}");
+        let error = Sockets::bind(Listen::Address(address), 3).unwrap_err();
+        assert!(
+            matches!(&error, Error::Bind { source, .. } if source.kind() == io::ErrorKind::AddrInUse),
+            "{error}"
+        );
         assert!(error.to_string().contains("[gateway]"), "{error}");
         // An address that was in use a moment ago is free at once.
-        drop(sockets_);
-        sockets(Listen::Address(address), 1).unwrap();
+        drop(sockets);
+        Sockets::bind(Listen::Address(address), 1).unwrap();
     }
 
     #[test]
     fn sockets_of_others_are_shared_out() {
         let given = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let expected = given.local_addr().unwrap();
-        let (all, address) = sockets(Listen::Sockets(vec![given]), 2).unwrap();
-        assert_eq!((all.len(), address), (2, expected));
-        assert!(matches!(sockets(Listen::Sockets(Vec::new()), 2), Err(Error::None)));
+        let sockets = Sockets::bind(Listen::Sockets(vec![given]), 2).unwrap();
+        assert_eq!((sockets.all.len(), sockets.address()), (2, expected));
+        assert!(matches!(Sockets::bind(Listen::Sockets(Vec::new()), 2), Err(Error::None)));
     }
 }

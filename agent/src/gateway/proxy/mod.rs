@@ -37,11 +37,13 @@ mod route;
 mod serve;
 mod sse;
 mod stream;
+#[cfg(test)]
+mod tests;
 mod upstream;
 mod wire;
 mod worker;
 
-pub use listen::{Error, Listen};
+pub use listen::{Error, Listen, Sockets};
 
 use super::Hub;
 use crate::config;
@@ -67,15 +69,14 @@ impl Gateway {
     /// Starts it: when this returns, connections are accepted.
     ///
     /// # Errors
-    /// It cannot listen, or no thread can be started.
-    pub fn start(settings: config::Gateway, on: Listen, hub: Arc<Hub>) -> Result<Self, Error> {
-        let threads = settings.threads.map_or_else(usual_threads, usize::from).max(1);
-        let (listeners, address) = listen::sockets(on, threads)?;
+    /// No thread can be started.
+    pub fn start(sockets: Sockets, settings: config::Gateway, hub: Arc<Hub>) -> Result<Self, Error> {
+        let Sockets { all, address } = sockets;
         let settings = Arc::new(settings);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let (stop, stopping) = watch::channel(false);
         let mut ended = Vec::new();
-        for (at, listener) in listeners.into_iter().enumerate() {
+        for (at, listener) in all.into_iter().enumerate() {
             let worker = Worker {
                 hub: Arc::clone(&hub),
                 settings: Arc::clone(&settings),
@@ -103,8 +104,10 @@ impl Gateway {
     }
 }
 
-fn usual_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS)
+/// How many threads the configuration asks for; where it says nothing, one for each core, and not too many.
+pub fn threads(settings: &config::Gateway) -> usize {
+    let usual = || std::thread::available_parallelism().map_or(1, usize::from).min(MOST_THREADS);
+    settings.threads.map_or_else(usual, usize::from).max(1)
 }
 
 fn spawn(at: usize, worker: Worker) -> io::Result<oneshot::Receiver<()>> {

@@ -34,12 +34,13 @@ pub(super) fn unknown(hub: &Hub, id: &str) -> Failure {
 /// # Errors
 /// It would not.
 pub(super) fn ready(hub: &Hub) -> Result<Value, Failure> {
-    let models = hub.models();
-    if models.iter().any(|model| model.tier != "failed") {
+    if hub.node().is_some_and(|node| node.closing) {
+        return Err(Failure::ours("shutting_down", "the gateway is shutting down", 1));
+    }
+    if hub.models().iter().any(|model| model.tier != "failed") {
         return Ok(json!({ "status": "ready" }));
     }
-    let message = "every engine has failed; see `ctl status`";
-    let failure = Failure::ours("engine_failed", message, 1);
+    let failure = Failure::ours("engine_failed", "every engine has failed; see `ctl status`", 1);
     Err(Failure { retry_after: None, ..failure })
 }
 

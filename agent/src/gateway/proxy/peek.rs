@@ -296,7 +296,9 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_said() {
-        for body in ["", " ", "{", r#"{"model":"a""#, r#"{"model":"a"} x"#, r#"{"model":"a",}"#, "nonsense", "NaN"] {
+        for body in
+            ["", " ", "{", r#"{"model":"a""#, r#"{"model":"a"} x"#, r#"{"model":"a",}"#, "nonsense", "NaN"]
+        {
             assert!(matches!(model(body), Err(Error::Malformed(_))), "{body}: {:?}", model(body));
         }
         assert_eq!(model("[1,{}]"), Err(Error::NotAnObject("an array")));
@@ -305,7 +307,9 @@ mod tests {
         assert_eq!(model("{}"), Err(Error::NoModel));
         assert_eq!(model(r#"{"model":null}"#), Err(Error::NoModel));
         assert_eq!(model(r#"{"nested":{"model":"a"}}"#), Err(Error::NoModel));
-        for (value, kind) in [("1", "a number"), ("-1.5", "a number"), ("true", "a boolean"), ("[\"a\"]", "an array")] {
+        for (value, kind) in
+            [("1", "a number"), ("-1.5", "a number"), ("true", "a boolean"), ("[\"a\"]", "an array")]
+        {
             assert_eq!(model(&format!("{{\"model\":{value}}}")), Err(Error::ModelNotText(kind)));
         }
         assert_eq!(model(r#"{"model":{"model":"a"}}"#), Err(Error::ModelNotText("an object")));

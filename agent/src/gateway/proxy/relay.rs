@@ -24,6 +24,7 @@ use std::collections::VecDeque;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
+use tokio::time::Instant;
 
 /// Largest JSON document that is read whole before it is passed on, bytes.
 pub(super) const LARGEST_DOCUMENT: usize = 4 << 20;
@@ -82,7 +83,7 @@ impl Reply {
 impl Drop for Reply {
     fn drop(&mut self) {
         if let Some(client) = &self.client {
-            client.end();
+            client.end(Instant::now());
         }
     }
 }
@@ -91,10 +92,7 @@ impl Body for Reply {
     type Data = Bytes;
     type Error = Error;
 
-    fn poll_frame(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         match &mut self.get_mut().kind {
             Kind::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Kind::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
@@ -182,11 +180,7 @@ impl Passing {
 #[derive(Debug)]
 pub(super) enum Collected {
     /// All of it; the engine is done with it, and the lease is still held.
-    Whole {
-        head: hyper::http::response::Parts,
-        body: Bytes,
-        leased: Leased,
-    },
+    Whole { head: hyper::http::response::Parts, body: Bytes, leased: Leased },
     /// Its beginning; the rest is yet to come.
     TooLong { answered: Box<Answered>, read: VecDeque<Bytes> },
 }
@@ -206,7 +200,8 @@ impl Collected {
                 Err(why) => return Err(Cut::Aborted(why)),
                 Ok(Some(Err(error))) => {
                     tracing::warn!(engine = leased.lease.engine().0, %error, "an answer broke off");
-                    let message = "the engine closed the connection before its answer's end; send the request again";
+                    let message =
+                        "the engine closed the connection before its answer's end; send the request again";
                     return Err(Cut::Failed(super::answer::Failure::ours("engine_gone", message, 1)));
                 }
                 Ok(None) => break,

@@ -103,7 +103,8 @@ async fn forward(core: Rc<Core>, target: Target, mut parts: Parts, incoming: Inc
     let body = body::read(incoming, core.settings.max_body).await.map_err(|e| failed(e.into()))?;
     let asked = look(&core, target, no_switch, &parts, body.clone()).await.map_err(failed)?;
     let head = Head { method: Method::POST, uri: origin(parts.uri), headers: parts.headers };
-    let job = Job { core, tenant, ask: asked.ask, target, head, body, prompt_tokens: asked.prompt_tokens, id };
+    let job =
+        Job { core, tenant, ask: asked.ask, target, head, body, prompt_tokens: asked.prompt_tokens, id };
     Ok(run(Box::new(job)).await)
 }
 
@@ -243,11 +244,7 @@ fn begin_held(held: Held, job: Box<Job>, again: bool, standing: &Standing) -> Re
 }
 
 /// An engine's answer as the client gets it; or the job back, where it was none.
-async fn answer(
-    job: Box<Job>,
-    answered: Answered,
-    again: bool,
-) -> Result<Response<Reply>, (Box<Job>, Cut)> {
+async fn answer(job: Box<Job>, answered: Answered, again: bool) -> Result<Response<Reply>, (Box<Job>, Cut)> {
     let id = job.id.clone();
     let with = |mut parts: hyper::http::response::Parts, reply: Reply| {
         head::to_client(&mut parts.headers, &id);

@@ -361,18 +361,29 @@ mod tests {
 
     #[test]
     fn giving_up_in_each_apis_words() {
-        let see = |face, event: &str| Watch::new(face).look(format!("event: x\ndata: {event}\n\n").as_bytes()).is_some();
+        let see = |face, event: &str| {
+            Watch::new(face).look(format!("event: x\ndata: {event}\n\n").as_bytes()).is_some()
+        };
         assert!(see(Face::OpenAi, r#"{"choices":[{"finish_reason":"stop"},{"finish_reason":"abort"}]}"#));
         assert!(!see(Face::OpenAi, r#"{"choices":[{"text":"x","finish_reason":"stop","note":"abort"}]}"#));
-        assert!(!see(Face::OpenAi, r#"{"choices":[{"text":"\"finish_reason\":\"abort\"","finish_reason":null}]}"#));
+        assert!(!see(
+            Face::OpenAi,
+            r#"{"choices":[{"text":"\"finish_reason\":\"abort\"","finish_reason":null}]}"#
+        ));
         assert!(see(Face::Responses, r#"{"type":"response.completed","response":{"status":"cancelled"}}"#));
-        assert!(!see(Face::Responses, r#"{"type":"response.completed","response":{"status":"completed","x":"cancelled"}}"#));
+        assert!(!see(
+            Face::Responses,
+            r#"{"type":"response.completed","response":{"status":"completed","x":"cancelled"}}"#
+        ));
         assert!(see(Face::Messages, r#"{"type":"message_delta","delta":{"stop_reason":null}}"#));
         assert!(!see(Face::Messages, r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"}}"#));
         assert!(!see(Face::Messages, r#"{"type":"message_start","message":{"stop_reason":null}}"#));
         let answer = |face, body: &str| Watch::new(face).look_at_answer(body.as_bytes());
         assert!(answer(Face::OpenAi, r#"{"choices":[{"message":{},"finish_reason":"abort"}]}"#));
-        assert!(!answer(Face::OpenAi, r#"{"choices":[{"message":{"content":"\"abort\""},"finish_reason":"length"}]}"#));
+        assert!(!answer(
+            Face::OpenAi,
+            r#"{"choices":[{"message":{"content":"\"abort\""},"finish_reason":"length"}]}"#
+        ));
         assert!(answer(Face::Messages, r#"{"type":"message","stop_reason":null}"#));
         assert!(answer(Face::Responses, r#"{"status":"cancelled"}"#));
     }
@@ -382,7 +393,9 @@ mod tests {
         let mut watch = Watch::new(Face::OpenAi);
         watch.look(b"data: {\"text\":\"\\\"total_tokens\\\":99\"}\n\n");
         assert_eq!((watch.usage(), watch.tokens(5)), (None, 6));
-        watch.look(b"data: {\"usage\":{\"total_tokens\": 7}}\n\ndata: {\"usage\":{\"total_tokens\":12,\"x\":1}}\n\n");
+        watch.look(
+            b"data: {\"usage\":{\"total_tokens\": 7}}\n\ndata: {\"usage\":{\"total_tokens\":12,\"x\":1}}\n\n",
+        );
         assert_eq!((watch.usage(), watch.tokens(5)), (Some(12), 12));
         let mut watch = Watch::new(Face::Messages);
         watch.look(b"data: {\"usage\":{\"input_tokens\":20,\"output_tokens\":0}}\n\n");

@@ -94,7 +94,8 @@ impl Pool {
             }
         }
         let mut connection = connect(lease).await.map_err(Error::Connect)?;
-        let response = connection.sender.send_request(request(lease, head, body)).await.map_err(Error::Broken)?;
+        let response =
+            connection.sender.send_request(request(lease, head, body)).await.map_err(Error::Broken)?;
         Ok((response, connection))
     }
 
@@ -126,7 +127,9 @@ impl Pool {
     /// Drops what is too old, or closed. To be called every now and then.
     pub(super) fn sweep(&self) {
         let now = Instant::now();
-        self.idle.borrow_mut().retain(|(c, since)| now.duration_since(*since) < KEEP && !c.sender.is_closed());
+        self.idle
+            .borrow_mut()
+            .retain(|(c, since)| now.duration_since(*since) < KEEP && !c.sender.is_closed());
     }
 }
 

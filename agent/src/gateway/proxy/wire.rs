@@ -61,12 +61,8 @@ pub(super) enum Verdict {
 
 impl State {
     /// Of a connection that was accepted now.
-    pub(super) fn new() -> Rc<Self> {
-        Rc::new(State {
-            turn: Cell::new(Turn::Idle),
-            since: Cell::new(Instant::now()),
-            is_new: Cell::new(true),
-        })
+    pub(super) fn new(now: Instant) -> Rc<Self> {
+        Rc::new(State { turn: Cell::new(Turn::Idle), since: Cell::new(now), is_new: Cell::new(true) })
     }
 
     /// A head is whole.
@@ -76,24 +72,23 @@ impl State {
     }
 
     /// Its answer is written.
-    pub(super) fn end(&self) {
+    pub(super) fn end(&self, now: Instant) {
         self.turn.set(Turn::Idle);
-        self.since.set(Instant::now());
+        self.since.set(now);
     }
 
-    fn has_read(&self) {
+    fn has_read(&self, now: impl FnOnce() -> Instant) {
         if self.turn.get() == Turn::Idle {
             self.turn.set(Turn::Head);
             // The time of a new connection began when it was accepted.
             if !self.is_new.get() {
-                self.since.set(Instant::now());
+                self.since.set(now());
             }
         }
     }
 
     /// What to do, given how long a head may take.
-    pub(super) fn verdict(&self, head: Duration) -> Verdict {
-        let now = Instant::now();
+    pub(super) fn verdict(&self, head: Duration, now: Instant) -> Verdict {
         let (allowed, after) = match self.turn.get() {
             Turn::Busy => return Verdict::Wait(now + head),
             Turn::Head => (head, Verdict::TooSlow),
@@ -163,7 +158,7 @@ impl AsyncRead for Wire {
         let before = into.filled().len();
         ready!(Pin::new(&mut wire.stream).poll_read(cx, into))?;
         if into.filled().len() > before {
-            wire.state.has_read();
+            wire.state.has_read(Instant::now);
         }
         Poll::Ready(Ok(()))
     }
@@ -258,28 +253,29 @@ mod tests {
         assert_eq!(of("data: HTTP/1.1 400"), None);
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_watch_knows_whose_turn_it_is() {
+    #[test]
+    fn a_watch_knows_whose_turn_it_is() {
         let head = Duration::from_secs(10);
-        let state = State::new();
-        assert!(matches!(state.verdict(head), Verdict::Wait(_)));
-        tokio::time::advance(head).await;
-        assert_eq!(state.verdict(head), Verdict::Close, "it said nothing");
-        state.has_read();
-        assert_eq!(state.verdict(head), Verdict::TooSlow, "its time began when it connected");
+        let mut now = Instant::now();
+        let state = State::new(now);
+        assert_eq!(state.verdict(head, now), Verdict::Wait(now + head));
+        now += head;
+        assert_eq!(state.verdict(head, now), Verdict::Close, "it said nothing");
+        state.has_read(|| now);
+        assert_eq!(state.verdict(head, now), Verdict::TooSlow, "its time began when it connected");
         state.begin();
-        tokio::time::advance(IDLE * 2).await;
-        assert!(matches!(state.verdict(head), Verdict::Wait(_)), "an answer may take any time");
-        state.end();
-        tokio::time::advance(head * 2).await;
-        assert!(matches!(state.verdict(head), Verdict::Wait(_)), "it may be idle for longer");
-        state.has_read();
-        assert!(matches!(state.verdict(head), Verdict::Wait(_)));
-        tokio::time::advance(head).await;
-        assert_eq!(state.verdict(head), Verdict::TooSlow);
+        now += IDLE * 2;
+        assert_eq!(state.verdict(head, now), Verdict::Wait(now + head), "an answer may take any time");
+        state.end(now);
+        now += head * 2;
+        assert_eq!(state.verdict(head, now), Verdict::Wait(now + head), "it may be idle for longer");
+        state.has_read(|| now);
+        assert_eq!(state.verdict(head, now), Verdict::Wait(now + head));
+        now += head;
+        assert_eq!(state.verdict(head, now), Verdict::TooSlow);
         state.begin();
-        state.end();
-        tokio::time::advance(IDLE).await;
-        assert_eq!(state.verdict(head), Verdict::Close);
+        state.end(now);
+        now += IDLE;
+        assert_eq!(state.verdict(head, now), Verdict::Close);
     }
 }

@@ -147,7 +147,7 @@ async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver
         return;
     }
     let settings = Arc::clone(&core.settings);
-    let state = State::new();
+    let state = State::new(Instant::now());
     let wire = Wire::new(stream, Rc::clone(&state));
     let shared = Rc::clone(&state);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
@@ -177,7 +177,7 @@ async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver
                 }
                 return;
             }
-            () = watchdog.as_mut() => match state.verdict(settings.header_timeout) {
+            () = watchdog.as_mut() => match state.verdict(settings.header_timeout, Instant::now()) {
                 Verdict::Wait(until) => watchdog.as_mut().reset(until),
                 Verdict::Close => return,
                 Verdict::TooSlow => break,

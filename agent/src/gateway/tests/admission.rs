@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::gateway::{Aborted, Address, Eta};
+use hotbunk_core::demand::Demand;
 use hotbunk_core::state::Condition;
 use std::future::Future;
 use std::net::SocketAddr;
@@ -61,16 +62,19 @@ async fn those_who_wait_are_let_in_in_order_and_demand_is_told_at_its_edges_only
     let anybody = desk.anybody();
     let mut held: Vec<_> = (0..5).map(|_| hold(desk.hub.admit(&anybody, ask(B)))).collect();
     let told = desk.told();
-    assert!(matches!(told[..], [Told::Demand { engine: B, held: 1, oldest: Some(_) }]), "{told:?}");
+    assert!(
+        matches!(told[..], [Event::Demand { engine: B, demand: Demand { held: 1, oldest: Some(_) } }]),
+        "{told:?}"
+    );
     assert_eq!(held.iter().map(|h| h.position()).collect::<Vec<_>>(), (1..=5).map(Some).collect::<Vec<_>>());
     // One in the middle hangs up.
     drop(held.remove(2));
     assert_eq!((desk.hub.held(B), desk.told().len()), (4, 0));
     // The oldest does: another one is the oldest now.
     drop(held.remove(0));
-    assert!(matches!(desk.told()[..], [Told::Demand { held: 3, oldest: Some(_), .. }]));
+    assert!(matches!(desk.told()[..], [Event::Demand { demand: Demand { held: 3, oldest: Some(_) }, .. }]));
     desk.serve(B);
-    assert!(matches!(desk.told()[..], [Told::Demand { held: 0, oldest: None, .. }]));
+    assert!(matches!(desk.told()[..], [Event::Demand { demand: Demand { held: 0, oldest: None }, .. }]));
     for held in held {
         assert_eq!(held.await.unwrap().generation(), 1);
     }
@@ -92,7 +96,7 @@ async fn a_drain_is_closing_and_waiting_for_the_count() {
     // Somebody waits, so the switcher is told that nothing runs any more.
     let told = desk.told();
     assert!(
-        matches!(told[..], [Told::Demand { .. }, Told::Used { engine: A, in_flight: 0, at }] if at.0 > 0),
+        matches!(told[..], [Event::Demand { .. }, Event::Used { engine: A, in_flight: 0, at }] if at.0 > 0),
         "{told:?}"
     );
     drop(waits);
@@ -169,7 +173,7 @@ async fn whoever_forbids_a_switch_is_refused_at_once() {
 
 #[tokio::test]
 async fn the_bytes_that_wait_are_bounded_and_given_back() {
-    let mut desk = Desk::new("[gateway]\nhold_bytes = \"1MiB\"\nhold_requests = 3", "");
+    let mut desk = Desk::new("[gateway]\nmax_body = \"1MiB\"\nhold_bytes = \"1MiB\"\nhold_requests = 3", "");
     let big = Ask { body_bytes: 1 << 19, ..ask(A) };
     let first = hold(desk.hub.admit(&desk.anybody(), big));
     let second = hold(desk.hub.admit(&desk.anybody(), Ask { engine: B, ..big }));

@@ -16,9 +16,16 @@ mod gate;
 
 const ANY: u32 = u32::MAX;
 
+/// Every interleaving in which a thread is interrupted three times at most: bugs need no more, and it ends.
+fn model(case: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(case);
+}
+
 #[test]
 fn nobody_gets_in_once_close_has_returned() {
-    loom::model(|| {
+    model(|| {
         let (gate, closed) = (Arc::new(Gate::new()), Arc::new(AtomicBool::new(false)));
         gate.open(1);
         let client = {
@@ -42,7 +49,7 @@ fn nobody_gets_in_once_close_has_returned() {
 
 #[test]
 fn drained_comes_with_the_end_of_the_last_lease_and_not_before() {
-    loom::model(|| {
+    model(|| {
         let (gate, left) = (Arc::new(Gate::new()), Arc::new(AtomicBool::new(false)));
         gate.open(1);
         assert_eq!(gate.enter(ANY), Entry::In(1));
@@ -64,7 +71,7 @@ fn drained_comes_with_the_end_of_the_last_lease_and_not_before() {
 
 #[test]
 fn drained_waits_for_everyone_however_they_come_and_go() {
-    loom::model(|| {
+    model(|| {
         let gate = Arc::new(Gate::new());
         gate.open(7);
         let client = |gate: &Arc<Gate>| {
@@ -88,7 +95,7 @@ fn drained_waits_for_everyone_however_they_come_and_go() {
 
 #[test]
 fn a_frozen_lease_survives_the_gate_and_is_waited_for() {
-    loom::model(|| {
+    model(|| {
         let gate = Arc::new(Gate::new());
         gate.open(1);
         assert_eq!(gate.enter(ANY), Entry::In(1));
@@ -110,7 +117,7 @@ fn a_frozen_lease_survives_the_gate_and_is_waited_for() {
 
 #[test]
 fn a_drain_that_is_given_up_leaves_the_gate_as_it_was() {
-    loom::model(|| {
+    model(|| {
         let gate = Arc::new(Gate::new());
         gate.open(1);
         assert_eq!(gate.enter(ANY), Entry::In(1));
@@ -129,7 +136,7 @@ fn a_drain_that_is_given_up_leaves_the_gate_as_it_was() {
 
 #[test]
 fn no_more_than_the_limit_are_in() {
-    loom::model(|| {
+    model(|| {
         let gate = Arc::new(Gate::new());
         gate.open(1);
         let other = {

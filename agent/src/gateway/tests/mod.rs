@@ -4,10 +4,12 @@ mod admission;
 mod gate;
 mod tenants;
 
-use super::{Admit, Ask, Hub, Lease, Link, Refusal, Tenant, Told};
+use super::{Admit, Ask, Hub, Lease, Link, Refusal, Tenant};
+use crate::clock;
 use crate::config::{self, Facts};
 use crate::metrics::Metrics;
 use crate::switcher::spec;
+use hotbunk_core::event::Event;
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::state::Node;
 use hotbunk_core::tier::Tier;
@@ -31,7 +33,8 @@ fn config(more: &str, of_a: &str) -> config::Config {
             aliases = ["small-{name}"]
             api_key = "engine-key"
             port = {port}
-            command = ["vllm", "serve", "x", "--host", "127.0.0.1", "--port", "{port}"]
+            command = ["vllm", "serve", "x", "--host", "127.0.0.1", "--port", "{port}",
+                       "--served-model-name", "org/{name}", "small-{name}"]
             env = {{ VLLM_SERVER_DEV_MODE = "1" }}
             {more}
             "#
@@ -48,7 +51,7 @@ fn config(more: &str, of_a: &str) -> config::Config {
 struct Desk {
     hub: Arc<Hub>,
     node: Node,
-    told: Arc<Mutex<Vec<Told>>>,
+    told: Arc<Mutex<Vec<Event>>>,
     publish: watch::Sender<Arc<Node>>,
 }
 
@@ -60,16 +63,16 @@ impl Desk {
         let node = Node::new(engines, devices, spec::policy(&config, None), 1);
         let hub = Hub::new(&config, Metrics::new());
         let (publish, newest) = watch::channel(Arc::new(node.clone()));
-        let told: Arc<Mutex<Vec<Told>>> = Arc::default();
+        let told: Arc<Mutex<Vec<Event>>> = Arc::default();
         let heard = Arc::clone(&told);
-        let tell = Box::new(move |told: Told| heard.lock().unwrap().push(told));
+        let tell = Box::new(move |told: Event| heard.lock().unwrap().push(told));
         hub.attach(Link { tell, node: newest });
         Desk { hub, node, told, publish }
     }
 
     fn apply(&mut self) {
         self.publish.send_replace(Arc::new(self.node.clone()));
-        self.hub.apply(&self.node);
+        self.hub.follow(&self.node, &[], clock::now());
     }
 
     fn serve(&mut self, engine: EngineId) {
@@ -89,7 +92,7 @@ impl Desk {
         self.hub.authenticate(&HeaderMap::new()).unwrap()
     }
 
-    fn told(&self) -> Vec<Told> {
+    fn told(&self) -> Vec<Event> {
         std::mem::take(&mut *self.told.lock().unwrap())
     }
 }
