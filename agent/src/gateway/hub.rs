@@ -15,6 +15,7 @@ use hotbunk_core::ids::EngineId;
 use hotbunk_core::state::Node;
 use hyper::HeaderMap;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -104,6 +105,7 @@ pub struct Hub {
     pub(super) metrics: Metrics,
     pub(super) moves: Mutex<Moves>,
     link: OnceLock<Link>,
+    address: OnceLock<SocketAddr>,
 }
 
 impl Hub {
@@ -140,6 +142,7 @@ impl Hub {
             metrics,
             moves: Mutex::default(),
             link: OnceLock::new(),
+            address: OnceLock::new(),
         });
         let measured = Arc::downgrade(&hub);
         hub.metrics.before_scrape(move |metrics| {
@@ -353,6 +356,16 @@ impl Hub {
     /// Ends the leases of an engine: the drain policy is `abort`.
     pub fn abort(&self, engine: EngineId) {
         self.line(engine).abort(Aborted::Drain);
+    }
+
+    /// Where the endpoint listens, for those who ask; the first word counts.
+    pub fn listens_on(&self, address: SocketAddr) {
+        // Once it is said it stays so.
+        let _ = self.address.set(address);
+    }
+
+    pub(super) fn bound(&self) -> Option<SocketAddr> {
+        self.address.get().copied()
     }
 
     /// Whether there is an endpoint in front of it: otherwise its counts say nothing about the engines.

@@ -159,6 +159,16 @@ impl Line {
         Moment(if self.gate.in_flight() > 0 { began.max(finished) } else { finished })
     }
 
+    /// When an inference last ended well.
+    pub(super) fn finished_at(&self) -> Option<Moment> {
+        Some(Moment(self.finished.load(Ordering::Relaxed))).filter(|at| at.0 > 0)
+    }
+
+    /// Most requests at once, where there is a limit.
+    pub(super) fn limit(&self) -> Option<u32> {
+        Some(self.limit).filter(|limit| *limit < u32::MAX)
+    }
+
     pub(super) fn finished(&self) {
         self.finished.fetch_max(clock::now().0, Ordering::Relaxed);
     }
