@@ -13,11 +13,20 @@ async fn an_engine_cannot_be_controlled_through_the_gateway() {
     let port = node.gateway_port();
     let http = reqwest::Client::builder().no_proxy().build().unwrap();
     let body = json!({ "model": node.engine("A").model(), "method": "sleep" });
-    for path in ["sleep?level=1", "pause", "collective_rpc", "abort_requests", "release_kv_cache_memory", "sim/fault", "metrics"] {
+    for path in [
+        "sleep?level=1",
+        "pause",
+        "collective_rpc",
+        "abort_requests",
+        "release_kv_cache_memory",
+        "sim/fault",
+        "metrics",
+    ] {
         for prefix in ["/", "//", "/v1/..//", "/v1/%2e%2e/", "/v1/x/..%2f..%2f", "/V1/"] {
             for method in [Method::POST, Method::GET] {
                 let url = format!("http://127.0.0.1:{port}{prefix}{path}");
-                let answer = http.request(method.clone(), &url).json(&body).timeout(PATIENCE).send().await.unwrap();
+                let answer =
+                    http.request(method.clone(), &url).json(&body).timeout(PATIENCE).send().await.unwrap();
                 assert_eq!(answer.status(), 404, "{method} {url}");
                 let error: Value = answer.json().await.unwrap();
                 assert_eq!(error["error"]["code"], "not_found", "{method} {url}");
@@ -51,7 +60,10 @@ async fn asking_what_there_is_switches_nothing() {
     let body = json!({ "model": node.engine("B").model(), "prompt": "x" });
     let asked = http.post(format!("{base}/v1/completions")).header("x-no-switch", "1").json(&body);
     let answer = asked.send().await.unwrap();
-    assert_eq!((answer.status().as_u16(), &answer.headers()["x-should-retry"]), (409, &"false".parse().unwrap()));
+    assert_eq!(
+        (answer.status().as_u16(), &answer.headers()["x-should-retry"]),
+        (409, &"false".parse().unwrap())
+    );
     assert_eq!(agent.entries("operation_accepted", mark).await.len(), 0);
     agent.stop().await;
 }
