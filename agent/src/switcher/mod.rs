@@ -289,6 +289,8 @@ impl Switcher {
         let operations = taken.adoption.work.as_ref().map_or(0, |work| work.operations.len());
         let (engines, began) = (taken.lives(), taken.began);
         self.keeper.orders(taken.orders);
+        self.keeper.remembers(&taken.done);
+        self.board.remember(taken.done);
         self.happened(Event::Adopted(Box::new(taken.adoption)), Around::default()).await;
         let adopted = engines.iter().filter_map(|id| {
             let engine = self.node.engine(*id);
@@ -349,6 +351,8 @@ impl Switcher {
             }
             self.noted(note, around);
             if let Note::Ended { id, accepted, .. } = note {
+                let shown = self.board.by_number(*id).filter(|shown| shown.request.is_some());
+                shown.into_iter().for_each(|shown| self.keeper.ended(*id, shown));
                 closed.push((*id, *accepted));
             }
             if let Note::Transition { engine, .. } = note
