@@ -532,6 +532,13 @@ impl Node {
         Foreign { ledger: self.ledger(0).clone(), owner, bytes }
     }
 
+    /// The same where there may be no room for it.
+    pub fn try_foreign(&self, bytes: u64) -> Option<Foreign> {
+        let owner = Owner::current()?;
+        self.ledger(0).allocate(owner, "foreign", bytes).ok()?;
+        Some(Foreign { ledger: self.ledger(0).clone(), owner, bytes })
+    }
+
     /// Everything of ours that runs, shims included.
     pub fn living(&self) -> Vec<Process> {
         processes::living(self.dir())
