@@ -154,6 +154,8 @@ pub struct Survey {
     pub running: Option<u64>,
     /// Tokens produced so far; `None` where metrics do not say.
     pub tokens: Option<u64>,
+    /// Bytes that its own processes hold on its fullest device; `None` where pids cannot be mapped, or nobody asks.
+    pub device_bytes: Option<u64>,
 }
 
 /// How an engine is used.

@@ -9,6 +9,7 @@ pub mod backoff;
 pub mod bucket;
 pub mod call;
 pub mod capability;
+pub mod creep;
 pub mod demand;
 pub mod effect;
 pub mod event;

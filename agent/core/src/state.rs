@@ -19,6 +19,7 @@
 
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
+use crate::creep::Creep;
 use crate::demand::{self, Demand, Retry};
 use crate::effect::Ticket;
 use crate::event::{By, Request};
@@ -90,6 +91,9 @@ pub struct Watch {
     pub tokens: u64,
     /// When progress was last seen.
     pub progress_at: Moment,
+    /// Surveys in a row that found it asleep or without a request; counted up to [`crate::creep::IDLE_SURVEYS`], and only
+    /// where the answer matters.
+    pub idle: u8,
 }
 
 /// One engine.
@@ -139,6 +143,8 @@ pub struct Engine {
     pub awake_since: Moment,
     /// Reconciliation.
     pub watch: Watch,
+    /// What this life has lost on the device.
+    pub creep: Creep,
     /// What the gateway holds for it.
     pub demand: Demand,
     /// Requests that are with it, as last told by the gateway.
@@ -177,6 +183,7 @@ impl Engine {
             wanted_awake: false,
             awake_since: Moment(0),
             watch: Watch::default(),
+            creep: Creep::default(),
             demand: Demand::default(),
             in_flight: 0,
             used_at: Moment(0),
@@ -228,6 +235,9 @@ impl Engine {
         self.footprints[tier as usize].and_then(|f| f.device)
     }
 }
+
+/// Why a device that has not been read yet cannot be believed.
+pub(crate) const NOT_READ: &str = "not read yet";
 
 /// Whether a device can be believed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -396,7 +406,7 @@ impl Node {
             let evidence = match (spec.evidence, spec.capacity) {
                 (false, _) => Evidence::Off,
                 (true, Some(_)) => Evidence::Good,
-                (true, None) => Evidence::Lost("not read yet".into()),
+                (true, None) => Evidence::Lost(NOT_READ.into()),
             };
             Device { spec, foreign: 0, foreign_seen: 0, evidence }
         };

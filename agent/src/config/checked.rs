@@ -202,6 +202,8 @@ pub struct Engine {
     pub max_in_flight: Option<u32>,
     /// When it is started again after a crash.
     pub restart: Restart,
+    /// When it is started anew for device memory that it loses.
+    pub recycle: Recycle,
     /// How much of its output is kept.
     pub log: LogFiles,
     /// Where a simulated engine writes its operation log.
@@ -227,6 +229,15 @@ impl Engine {
     pub fn model_ids(&self) -> impl Iterator<Item = &str> {
         std::iter::once(self.model.as_str()).chain(self.aliases.iter().map(String::as_str))
     }
+}
+
+/// When an engine is started anew, at an idle moment, for device memory that it loses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Recycle {
+    /// Bytes more on a device than when its process first slept; `None`: never. Default: half the slack of its device.
+    pub creep_bytes: Option<u64>,
+    /// Sleeps of one process; `None`: any number.
+    pub sleeps: Option<u32>,
 }
 
 /// A value that is never printed.

@@ -176,6 +176,8 @@ section! {
         max_in_flight: u32,
         /// When it is started again after a crash.
         restart: RawRestart,
+        /// When it is started anew, at an idle moment, for device memory that it loses.
+        recycle: RawRecycle,
         /// How much of its output is kept.
         log: RawLog,
         /// Where a simulated engine writes its operation log.
@@ -206,6 +208,16 @@ section! {
         initial: Span,
         /// Longest delay. Default 60s.
         max: Span,
+    }
+}
+
+section! {
+    /// When an engine is started anew, at an idle moment, for device memory that it loses.
+    struct RawRecycle {
+        /// Device memory more than when its process first slept, by its own processes' bytes. "0B": never. Default: half the device's slack.
+        creep: Size,
+        /// Sleeps of one process, at least 2. Default: any number.
+        sleeps: u32,
     }
 }
 

@@ -3,6 +3,7 @@
 //! Each action is a task of its own; nothing here decides. An engine has at most one action at a time: a new one aborts
 //! an earlier one that the core has given up (its HTTP call goes on inside vLLM all the same).
 
+mod device;
 mod drain;
 mod engine;
 mod seen;
@@ -202,9 +203,30 @@ impl Hands {
                 hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
                 slot.see(|seen| seen.in_flight = in_flight);
             }
-            let survey = Survey { sleeping, running: progress.running, tokens: progress.heartbeat() };
+            let survey = Survey {
+                sleeping,
+                running: progress.running,
+                tokens: progress.heartbeat(),
+                device_bytes: hands.own_bytes(&slot).await,
+            };
             let _ = hands.inputs.send(Input::Event(Event::Surveyed { engine, generation, survey }));
         });
+    }
+
+    /// Bytes of an engine's own processes on its fullest device, where somebody watches what it loses.
+    async fn own_bytes(&self, slot: &EngineSlot) -> Option<u64> {
+        slot.config.recycle.creep_bytes?;
+        let mut most = None;
+        for device in &slot.config.devices {
+            let device = DeviceId(u16::try_from(*device).ok()?);
+            let tells = |r: &Reading| r.has_own_processes() && r.age(clock::now()) <= FRESH;
+            let reading = match self.sampler.latest(device).filter(tells) {
+                Some(reading) => reading,
+                None => self.sampler.read_now(device).await.ok().filter(Reading::has_own_processes)?,
+            };
+            most = most.max(Some(self.sampler.engine_bytes(&reading, &slot.config.name)?));
+        }
+        most
     }
 
     /// Memory now, as far as it is known: the newest reading, or a new one.

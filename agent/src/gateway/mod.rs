@@ -24,6 +24,7 @@ mod held;
 mod hub;
 mod lease;
 mod line;
+pub mod proxy;
 mod refusal;
 mod show;
 mod sync;

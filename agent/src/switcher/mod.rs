@@ -17,7 +17,7 @@ pub use board::{Board, Client, Ended, Why};
 pub use notes::{Admission, Around};
 
 use crate::clock;
-use crate::device::{FastGuard, Health};
+use crate::device::FastGuard;
 use crate::effects::{Hands, Purpose, WorkLog};
 use crate::events::{Context, Event as Recorded};
 use crate::journal::record::Record;
@@ -257,16 +257,7 @@ impl Switcher {
         self.hands.refresh_owners();
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
-            let event = match (self.hands.sampler.health(device), self.hands.sampler.latest(device)) {
-                (Health::Lost { reason }, _) => Some(Event::DeviceLost { device, reason }),
-                (Health::Ok | Health::Degraded { .. }, Some(reading)) => {
-                    let reserved = self.hands.sampler.info(device).map_or(0, |i| i.reserved_bytes);
-                    let capacity = reading.total.saturating_sub(reserved);
-                    Some(Event::DeviceRead { device, capacity, used: reading.used })
-                }
-                _ => None,
-            };
-            if let Some(event) = event {
+            if let Some(event) = self.hands.device_event(device) {
                 self.happened(event, Around::default()).await;
             }
         }

@@ -3,6 +3,7 @@
 use super::Cx;
 use crate::backoff::Verdict;
 use crate::call::Call;
+use crate::creep::Creep;
 use crate::effect::{Action, Bound, Effect, Incident, Note, Ticket};
 use crate::event::By;
 use crate::ids::{EngineId, OperationId};
@@ -68,7 +69,7 @@ impl Cx<'_> {
                 (e.admission, e.wanted_awake) = (true, serves);
                 e.retry = crate::demand::Retry::default();
             }
-            Step::Rehearsed(_) => {}
+            Step::Rehearsed(_) => self.node.engine_mut(engine).creep.rehearsed(),
             Step::Take(_) => {
                 let now = self.now;
                 if let Some(op) = self.op(id) {
@@ -126,6 +127,9 @@ impl Cx<'_> {
             e.condition = Condition::Settled;
             e.wanted_awake = wanted_awake;
             e.watch = crate::state::Watch { progress_at: now, ..Default::default() };
+            if before == Tier::Awake && tier.has_process() && tier != Tier::Awake {
+                e.creep.slept(&e.spec.recycle);
+            }
             match tier {
                 Tier::Awake => {
                     e.awake_since = now;
@@ -135,6 +139,7 @@ impl Cx<'_> {
                     (e.process, e.dead, e.pinned, e.frozen, e.admission) =
                         (false, false, false, false, false);
                     e.capabilities = None;
+                    e.creep = Creep::default();
                 }
                 Tier::Parked | Tier::Level1 | Tier::Level2 => {
                     e.frozen = e.frozen || (freeze && before == Tier::Awake);
@@ -153,6 +158,7 @@ impl Cx<'_> {
             (e.held, e.reserved) = (0, 0);
             e.tier = Tier::Stopped;
             e.capabilities = None;
+            e.creep = Creep::default();
             e.condition = match e.crashes.crashed(&e.spec.backoff, now) {
                 Verdict::RestartAt(at) => Condition::Backoff(at),
                 Verdict::GiveUp => {
@@ -220,6 +226,7 @@ impl Cx<'_> {
                 let life = e.life + 1;
                 let e = self.node.engine_mut(engine);
                 (e.life, e.process, e.dead, e.capabilities) = (life, true, false, None);
+                e.creep = Creep::default();
                 Action::Spawn { engine, life }
             }
             Step::Ready(_) => Action::Ready { engine, deadline: t.start },
