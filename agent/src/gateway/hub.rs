@@ -292,6 +292,9 @@ impl Hub {
         let left = line.gate.leave();
         if left.open {
             line.pump(self);
+        } else if left.in_flight == 0 {
+            // Whoever was frozen has gone.
+            line.freeze(self, false, clock::now());
         }
         if left.in_flight == 0 && self.held.load(std::sync::atomic::Ordering::SeqCst) > 0 {
             self.tell(Event::Used { engine, in_flight: line.gate.in_flight(), at: line.used_at() });

@@ -47,6 +47,8 @@ pub(super) struct Line {
 pub(super) struct Waiting {
     queue: Queue<Waiter>,
     standing: Standing,
+    /// Since when requests are frozen in the engine: they wait for its turn as those in the queue do.
+    frozen: Option<Moment>,
     /// Since when the one waits that the switcher was last told of.
     told: Option<Moment>,
     /// The last trouble that was told of the engine.
@@ -354,6 +356,17 @@ impl Line {
         self.changed(hub, waiting);
     }
 
+    /// Whether requests are frozen in the engine. Nobody may ask for its model again, and still they must go on one
+    /// day: so they are demand like those in the queue, from the moment on in which they were frozen.
+    pub(super) fn freeze(&self, hub: &Hub, frozen: bool, now: Moment) {
+        let frozen = frozen && self.gate.in_flight() > 0;
+        let mut waiting = self.lock();
+        if waiting.frozen.is_some() != frozen {
+            waiting.frozen = frozen.then_some(now);
+            self.changed(hub, &mut waiting);
+        }
+    }
+
     /// Remembers what went wrong with the engine last.
     pub(super) fn trouble(&self, detail: &str) {
         self.lock().trouble = Some(detail.to_owned());
@@ -368,9 +381,11 @@ impl Line {
         } else {
             hub.held.fetch_sub(before - held, Ordering::SeqCst);
         }
-        let oldest = waiting.queue.oldest().map(|w| w.since);
+        let oldest = waiting.queue.oldest().map(|w| w.since).into_iter().chain(waiting.frozen).min();
         if oldest != waiting.told {
             waiting.told = oldest;
+            let frozen = if waiting.frozen.is_some() { self.gate.in_flight() } else { 0 };
+            let held = held.saturating_add(frozen);
             hub.tell(Event::Demand { engine: self.id, demand: Demand { held, oldest } });
         }
     }

@@ -7,6 +7,7 @@ mod cycles;
 mod draining;
 mod drift;
 mod faults;
+mod gateway;
 mod growth;
 mod nvml;
 mod nvml_bench;

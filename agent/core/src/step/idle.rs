@@ -1,11 +1,11 @@
 //! What the idle devices do next: the agent's own work, by urgency.
 //!
 //! ```text
-//!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is ► restarts ► what loses memory is
-//!   started anew ► idle ladders
+//!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is ► restarts ► recycling ► idle ladders
 //! ```
 //!
 //! Nothing of the agent's own accord but sweeping and repairing begins on devices that somebody's request waits for.
+//! Recycling is to start an engine anew that loses memory asleep ([`crate::creep`]).
 
 use super::Cx;
 use crate::creep;
@@ -80,12 +80,14 @@ impl Cx<'_> {
             let awake = e.wanted_awake || e.demand.held > 0;
             return self.own(Request::Start { engine, rehearse: None, awake });
         }
-        if let Some(engine) = creep::recycle_now(self.node) {
-            // Whoever was idle must be seen idle again before another try.
-            self.node.engines.iter_mut().for_each(|e| e.watch.idle = 0);
-            return self.own(Request::Restart { engine, rehearse: None, drain: Drain::default() });
+        match creep::recycle_now(self.node) {
+            Some(engine) => {
+                // Whoever was idle must be seen idle again before another try.
+                self.node.engines.iter_mut().for_each(|e| e.watch.idle = 0);
+                self.own(Request::Restart { engine, rehearse: None, drain: Drain::default() });
+            }
+            None => self.next_rung(),
         }
-        self.next_rung();
     }
 
     fn own(&mut self, request: Request) {
