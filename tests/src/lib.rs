@@ -15,6 +15,7 @@ mod ctl;
 mod engine;
 mod node;
 mod processes;
+mod requests;
 mod wait;
 
 pub use agent::{Agent, IncidentSeen};
@@ -23,7 +24,8 @@ pub use binaries::{agent_binary, ctl_binary};
 pub use ctl::{Done, ctl};
 pub use engine::{Engine, Stream};
 pub use node::{DeviceSetup, EngineSetup, Node, Setup, free_port};
-pub use processes::{Process, kill, living, signal};
+pub use processes::{Process, kill, living, living_in_group, signal};
+pub use requests::Requests;
 pub use wait::{PATIENCE, until, until_some};
 
 /// One MiB in bytes.

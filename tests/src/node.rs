@@ -303,7 +303,7 @@ impl Setup {
         self
     }
 
-    /// An environment variable of the agent.
+    /// An environment variable of the agent; `{dir}` becomes the node's directory.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use hotbunk_core::tier::Tier;
 
-use super::checked::{Drain, LogFormat, Strategy};
+use super::checked::{Drain, LogFormat, OnStop, Strategy};
 use super::reader::{Located, OneOrMany, Size, Span, section, words};
 
 words!(Tier, [
@@ -23,6 +23,7 @@ words!(Strategy, [
     "park" => Strategy::Park,
 ]);
 words!(Drain, ["wait" => Drain::Wait, "freeze" => Drain::Freeze, "abort" => Drain::Abort]);
+words!(OnStop, ["stop" => OnStop::Stop, "leave" => OnStop::Leave]);
 words!(LogFormat, ["text" => LogFormat::Text, "json" => LogFormat::Json]);
 
 section! {
@@ -78,6 +79,8 @@ section! {
         host_memory_reserve: Size,
         /// How long an orderly shutdown may take before what is left is killed. Default 60s.
         shutdown_grace: Span,
+        /// What SIGTERM does with the engines: "stop" them, or "leave" them to the next agent. Default stop.
+        on_stop: OnStop,
     }
 }
 
@@ -176,6 +179,8 @@ section! {
         max_in_flight: u32,
         /// When it is started again after a crash.
         restart: RawRestart,
+        /// When it is started anew, at an idle moment, for device memory that it loses.
+        recycle: RawRecycle,
         /// How much of its output is kept.
         log: RawLog,
         /// Where a simulated engine writes its operation log.
@@ -206,6 +211,16 @@ section! {
         initial: Span,
         /// Longest delay. Default 60s.
         max: Span,
+    }
+}
+
+section! {
+    /// When an engine is started anew, at an idle moment, for device memory that it loses.
+    struct RawRecycle {
+        /// Device memory more than when its process first slept, by its own processes' bytes. "0B": never. Default: half the device's slack.
+        creep: Size,
+        /// Sleeps of one process, at least 2. Default: any number.
+        sleeps: u32,
     }
 }
 

@@ -1,12 +1,17 @@
 //! The agent, end to end: real processes, real signals, real sockets; only vLLM and the device are simulated.
 
 mod boot;
+mod calls;
 mod cycles;
 mod draining;
 mod drift;
 mod faults;
 mod gateway;
+mod growth;
 mod nvml;
+mod nvml_bench;
+mod nvml_choice;
+mod nvml_trouble;
 mod process;
 mod several;
 mod starting;

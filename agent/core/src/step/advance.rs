@@ -3,6 +3,7 @@
 use super::Cx;
 use crate::backoff::Verdict;
 use crate::call::Call;
+use crate::creep::Creep;
 use crate::effect::{Action, Bound, Effect, Incident, Note, Ticket};
 use crate::event::By;
 use crate::ids::{EngineId, OperationId};
@@ -68,7 +69,7 @@ impl Cx<'_> {
                 (e.admission, e.wanted_awake) = (true, serves);
                 e.retry = crate::demand::Retry::default();
             }
-            Step::Rehearsed(_) => {}
+            Step::Rehearsed(_) => self.node.engine_mut(engine).creep.rehearsed(),
             Step::Take(_) => {
                 let now = self.now;
                 if let Some(op) = self.op(id) {
@@ -126,6 +127,9 @@ impl Cx<'_> {
             e.condition = Condition::Settled;
             e.wanted_awake = wanted_awake;
             e.watch = crate::state::Watch { progress_at: now, ..Default::default() };
+            if before == Tier::Awake && tier.has_process() && tier != Tier::Awake {
+                e.creep.slept(&e.spec.recycle);
+            }
             match tier {
                 Tier::Awake => {
                     e.awake_since = now;
@@ -135,6 +139,7 @@ impl Cx<'_> {
                     (e.process, e.dead, e.pinned, e.frozen, e.admission) =
                         (false, false, false, false, false);
                     e.capabilities = None;
+                    e.creep = Creep::default();
                 }
                 Tier::Parked | Tier::Level1 | Tier::Level2 => {
                     e.frozen = e.frozen || (freeze && before == Tier::Awake);
@@ -153,6 +158,7 @@ impl Cx<'_> {
             (e.held, e.reserved) = (0, 0);
             e.tier = Tier::Stopped;
             e.capabilities = None;
+            e.creep = Creep::default();
             e.condition = match e.crashes.crashed(&e.spec.backoff, now) {
                 Verdict::RestartAt(at) => Condition::Backoff(at),
                 Verdict::GiveUp => {
@@ -220,6 +226,7 @@ impl Cx<'_> {
                 let life = e.life + 1;
                 let e = self.node.engine_mut(engine);
                 (e.life, e.process, e.dead, e.capabilities) = (life, true, false, None);
+                e.creep = Creep::default();
                 Action::Spawn { engine, life }
             }
             Step::Ready(_) => Action::Ready { engine, deadline: t.start },
@@ -260,7 +267,7 @@ impl Cx<'_> {
     }
 
     /// Rewrites the program by the failure ladder.
-    fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
+    pub(super) fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
         let Some(op) = self.node.operations.iter().find(|op| op.id == id) else { return };
         let recovery = recover(self.node, op, &step, cause);
         let Some(engine) = step.engine() else { return };
@@ -326,7 +333,7 @@ impl Cx<'_> {
     }
 
     /// One incident for each engine and operation: the first, which names the cause.
-    fn report(
+    pub(super) fn report(
         &mut self,
         id: OperationId,
         engine: EngineId,
@@ -384,7 +391,7 @@ impl Cx<'_> {
     }
 
     /// The last rung: its process tree goes. On its way out that is as good as asleep; else the goal is given up.
-    fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
+    pub(super) fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
         let failed = matches!(self.node.engine(engine).condition, Condition::Failed(_));
         let Some(op) = self.op(id) else { return };
         op.attempts = 0;

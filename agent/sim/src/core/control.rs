@@ -18,6 +18,7 @@ impl EngineCore {
                 let had_running = self.scheduler.running() > 0;
                 if self.settings.args.version.sleep_pauses() {
                     self.stop_requests(mode);
+                    self.arrivals.look(false, began_ns);
                     if mode == Mode::Wait && self.scheduler.running() > 0 {
                         self.draining.push(Draining { id, call, began_ns });
                         return;
@@ -40,6 +41,7 @@ impl EngineCore {
                         Mode::Wait => {}
                     }
                 }
+                self.arrivals.look(false, began_ns);
                 if mode == Mode::Wait && self.scheduler.has_work() {
                     self.draining.push(Draining { id, call, began_ns });
                     return;
@@ -58,8 +60,10 @@ impl EngineCore {
             Call::IsSleeping => Ok(json!(self.is_sleeping())),
             Call::IsPaused => Ok(json!(self.is_paused())),
             Call::Nothing => Ok(Value::Null),
+            Call::Arrivals => Ok(self.arrivals.report()),
             Call::WeightChecksums => Ok(self.weight_checksums()),
         };
+        self.arrivals.look(!self.is_paused() && !self.executor.is_sleeping(), began_ns);
         self.reply(id, answer);
     }
 
@@ -219,7 +223,8 @@ impl EngineCore {
             "reload_weights" if self.settings.args.version.has_reload_weights() => {
                 (Op::ReloadWeights, RpcCall::ReloadWeights)
             }
-            "check_health" => (Op::Rpc, RpcCall::CheckHealth),
+            "reset_weights" => (Op::Rpc, RpcCall::ResetWeights),
+            "check_health" if args.is_empty() => (Op::Rpc, RpcCall::CheckHealth),
             _ => (Op::Rpc, RpcCall::Unknown { method }),
         };
         self.is_first_after_wake |= method == "wake_up";

@@ -5,6 +5,7 @@
 //! with its arrival; a signal thread ends the process on SIGTERM. Nobody watches the parent: when the API server is
 //! killed the core stays, with its memory (CONTRACT 5 [run]).
 
+mod arrivals;
 mod control;
 mod devices;
 mod executor;
@@ -13,12 +14,14 @@ mod scheduler;
 mod signals;
 mod start;
 mod worker;
+mod workers;
 
 use crate::args::Settings;
 use crate::clock::{now_ns, sharpen_timers};
 use crate::faults::{FaultKind, Faults};
 use crate::ipc::{Call, FromCore, Mode, NewRequest, Output, ToCore};
 use crate::oplog::{Op, OpLogWriter, OpRecord};
+use arrivals::Arrivals;
 use executor::Executor;
 use scheduler::{Pause, Scheduler, StepContext};
 use std::collections::VecDeque;
@@ -27,6 +30,9 @@ use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use worker::Tag;
+use workers::Workers;
+
+pub(crate) use workers::run as run_worker;
 
 /// Writes a log line as vLLM's engine core does.
 pub(crate) fn log(message: &str) {
@@ -57,7 +63,13 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
     let began_ns = now_ns();
     let mut faults = Faults::new(&settings.args.fault);
     let mut out = Outgoing { is_open: true };
-    let executor = match start::start(&settings, &mut faults) {
+    let mut workers = None;
+    let started = Workers::start(&settings).and_then(|started| {
+        let owners = started.owners.clone();
+        workers = Some(started);
+        start::start(&settings, owners, &mut faults)
+    });
+    let executor = match started {
         Ok(executor) => executor,
         Err(message) => {
             log(&format!("ERROR core: EngineCore failed to start. {message}"));
@@ -87,6 +99,8 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
         served_any: false,
         is_hung: false,
         signals,
+        workers,
+        arrivals: Arrivals::default(),
         settings,
     };
     core.record(Op::Start, "", began_ns, true);
@@ -154,6 +168,8 @@ struct EngineCore {
     served_any: bool,
     is_hung: bool,
     signals: signals::Signals,
+    workers: Option<Workers>,
+    arrivals: Arrivals,
 }
 
 impl EngineCore {
@@ -254,6 +270,7 @@ impl EngineCore {
     }
 
     fn add(&mut self, request: NewRequest, at_ns: u64) {
+        self.arrivals.count(at_ns);
         if self.front_paused {
             self.held_in_front.push((at_ns, request));
         } else {
@@ -274,6 +291,9 @@ impl EngineCore {
                 self.settings.args.speed = speed;
                 self.executor.worker.set_speed(speed);
                 self.signals.set_speed(speed);
+                if let Some(workers) = &mut self.workers {
+                    workers.set_speed(speed);
+                }
             }
             ToCore::ArmFault(fault) => {
                 self.faults.arm(fault);
