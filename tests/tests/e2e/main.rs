@@ -1,5 +1,6 @@
 //! The agent, end to end: real processes, real signals, real sockets; only vLLM and the device are simulated.
 
+mod admission;
 mod boot;
 mod calls;
 mod cycles;
