@@ -3,6 +3,7 @@
 mod boot;
 mod calls;
 mod cycles;
+mod device_trouble;
 mod draining;
 mod drift;
 mod faults;
