@@ -2,15 +2,15 @@
 //!
 //! ```text
 //!   configuration (checked before anything is bound or started)
-//!     └─ directories, journal (its lock keeps a second agent away), the address of /metrics
+//!     └─ directories, journal (its lock keeps a second agent away), addresses of /metrics and of the gateway
 //!          └─ what a former agent left: proven ours, stopped, said
-//!               └─ device and host samplers ─ switcher ─ cycles ─ schedule
+//!               └─ device and host samplers ─ switcher ─ gateway ─ cycles ─ schedule
 //!                    └─ control socket, and both are served
 //!                         └─ engines start
 //! ```
 //!
-//! Shutdown goes the other way: no new work, what runs is finished, engines are stopped by their grace, then the
-//! listeners close.
+//! Shutdown goes the other way: no new work, what runs is finished, engines are stopped by their grace (clients are told
+//! what becomes of their requests), then the gateway and the listeners close.
 
 use crate::backend::Backend;
 use crate::clock;
@@ -20,6 +20,8 @@ use crate::cycle::{Cycles, Parts};
 use crate::device::{self, Sampler, Timing};
 use crate::effects::{EngineSlot, Hands, chain};
 use crate::events::{Context, Incident, Recorder};
+use crate::gateway::proxy::{self, Gateway, Listen, Sockets};
+use crate::gateway::{Hub, Link};
 use crate::host::{HostMemory, HostSampler};
 use crate::journal::record::Record;
 use crate::journal::{self, Journal};
@@ -65,10 +67,15 @@ pub struct App {
     pub cycles: Cycles,
     /// Where `/metrics` listens.
     pub metrics_address: Option<SocketAddr>,
+    /// Where clients find the models.
+    pub gateway_address: Option<SocketAddr>,
     /// The control API's socket.
     pub control_socket: PathBuf,
     /// What it says to those who follow.
     pub events: Arc<EventLog>,
+    /// Admission of clients' requests.
+    pub hub: Arc<Hub>,
+    gateway: Option<Gateway>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
     switcher_task: JoinHandle<()>,
@@ -110,6 +117,10 @@ impl App {
                 format!("/metrics cannot listen on {address}; set `metrics_listen` to another address")
             })?),
         };
+        let clients = match config.gateway.listen {
+            None => None,
+            Some(address) => Some(Sockets::bind(Listen::Address(address), proxy::threads(&config.gateway))?),
+        };
         stop_predecessors(&config, &recorder).await?;
 
         let sampler = devices(&config).await?;
@@ -145,10 +156,22 @@ impl App {
             shim_exe: PathBuf::from("/proc/self/exe"),
             use_cgroup: true,
         };
-        let hands = Arc::new(Hands { engines: slots, sampler, host, shims, recorder, inputs });
+        let hub = Hub::new(&config, metrics.clone());
+        let tell = inputs.clone();
+        let hands =
+            Arc::new(Hands { engines: slots, sampler, host, shims, hub: Arc::clone(&hub), recorder, inputs });
         let board = Board::new(Arc::clone(&events));
         let (switcher, handle) =
             Switcher::new(node, Arc::clone(&hands), received, board, config.node.reconcile_interval);
+        hub.attach(Link {
+            // An error means that the switcher has ended.
+            tell: Box::new(move |event| drop(tell.send(Input::Event(event)))),
+            node: handle.watch(),
+        });
+        // Connections have been waiting; they are accepted now that demand has somewhere to go.
+        let start = |sockets| Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub));
+        let gateway = clients.map(start).transpose()?;
+        let gateway_address = gateway.as_ref().map(Gateway::address);
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
         let mut tasks = sample_tasks(&hands);
@@ -188,6 +211,7 @@ impl App {
         tracing::info!(
             control = %control_socket.display(),
             metrics = metrics_address.map(|a| a.to_string()),
+            gateway = gateway_address.map(|a| a.to_string()),
             engines = config.engines.len(),
             awake = awake.map(|at| config.engines[at].name.clone()),
             "the agent is up"
@@ -198,8 +222,11 @@ impl App {
             hands,
             cycles,
             metrics_address,
+            gateway_address,
             control_socket,
             events,
+            hub,
+            gateway,
             stop,
             tasks,
             switcher_task,
@@ -230,6 +257,10 @@ impl App {
             if ended.left > 0 {
                 tracing::error!(engine = slot.config.name, left = ended.left, "processes could not be ended");
             }
+        }
+        // Whoever was waiting or being answered has been told by now.
+        if let Some(gateway) = self.gateway {
+            gateway.stop().await;
         }
         let stopped = Record::AgentStopped { reason: reason.to_owned() };
         drop(self.hands.recorder.record_one(&Context::none(), stopped).await);

@@ -89,6 +89,7 @@ fn finish(context: &Context, operation: &Operation) -> Result<(), Failure> {
     }
     let what = match operation.kind {
         OperationKind::Switch => format!("switch to {}", operation.engine),
+        kind @ (OperationKind::Pause | OperationKind::Resume) => format!("{kind} of the node"),
         kind => format!("{kind} of {}", operation.engine),
     };
     match operation.state {
@@ -107,7 +108,8 @@ fn finish(context: &Context, operation: &Operation) -> Result<(), Failure> {
 
 /// How an operation ended well, a sentence.
 fn outcome(operation: &Operation) -> String {
-    let engine = &operation.engine;
+    let of_node = matches!(operation.kind, OperationKind::Pause | OperationKind::Resume);
+    let engine = if of_node { "the node" } else { &operation.engine };
     if let Some(note) = &operation.note {
         return format!("{engine}: {note}");
     }
@@ -121,6 +123,8 @@ fn outcome(operation: &Operation) -> String {
         OperationKind::Stop => format!("{engine} is stopped"),
         OperationKind::Reset => format!("{engine} may start again"),
         OperationKind::Repair => format!("{engine} is repaired"),
+        OperationKind::Pause => format!("{engine} is paused"),
+        OperationKind::Resume => format!("{engine} serves again"),
     };
     let mut parts = vec![done];
     if let Some(s) = operation.first_token_s {

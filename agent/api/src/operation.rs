@@ -179,7 +179,9 @@ pub enum Initiator {
         /// The run's id.
         run: String,
     },
-    /// The agent itself: start-up, repair.
+    /// The gateway: requests wait for the engine.
+    Gateway,
+    /// The agent itself: start-up, repair, idle ladders.
     Agent,
 }
 

@@ -126,6 +126,10 @@ words! {
         Reset = "reset",
         /// A repair begun by the agent itself.
         Repair = "repair",
+        /// Every engine out of the way for maintenance.
+        Pause = "pause",
+        /// What served before maintenance serves again.
+        Resume = "resume",
     }
 }
 

@@ -384,11 +384,13 @@ pub enum Incident {
     DeviceRestored,
     /// An engine waits for room.
     NoRoom,
+    /// An engine leaves more on its device with each sleep.
+    ResidualCreep,
 }
 
 impl Incident {
     /// Every kind.
-    pub const ALL: [Incident; 22] = [
+    pub const ALL: [Incident; 23] = [
         Incident::Crashed,
         Incident::StartFailed,
         Incident::SleepFailed,
@@ -411,6 +413,7 @@ impl Incident {
         Incident::DeviceLost,
         Incident::DeviceRestored,
         Incident::NoRoom,
+        Incident::ResidualCreep,
     ];
 
     /// Stable word for the journal and metrics.
@@ -438,6 +441,7 @@ impl Incident {
             Incident::DeviceLost => "device_lost",
             Incident::DeviceRestored => "device_restored",
             Incident::NoRoom => "no_room",
+            Incident::ResidualCreep => "residual_creep",
         }
     }
 }

@@ -1,10 +1,12 @@
 //! What can happen to a node.
 
 use crate::call::SleepingAnswer;
+use crate::demand::Demand;
 use crate::effect::{StepResult, Ticket};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::spec::{DrainPolicy, Strategy};
 use crate::tier::Tier;
+use crate::time::Moment;
 use std::time::Duration;
 
 /// Who asked for something.
@@ -97,12 +99,22 @@ pub enum Request {
     Bury(EngineId),
     /// Bring an engine that is adrift back to a verified tier (the agent's own).
     Repair(EngineId),
+    /// Maintenance: every engine out of the way, and nothing woken by demand until [`Request::Resume`].
+    Pause {
+        /// Where to, at least; where it is `None`, each engine's quickest tier that gives its memory back.
+        tier: Option<Tier>,
+        /// Running requests.
+        drain: Drain,
+    },
+    /// The end of maintenance: what served before serves again.
+    Resume,
 }
 
 impl Request {
-    /// The engine that it is about.
-    pub fn engine(&self) -> EngineId {
+    /// The engine that it is about; `None` where it is about the whole node.
+    pub fn engine(&self) -> Option<EngineId> {
         match self {
+            Request::Pause { .. } | Request::Resume => None,
             Request::Switch { to: engine, .. }
             | Request::Wake(engine)
             | Request::Sleep { engine, .. }
@@ -111,7 +123,7 @@ impl Request {
             | Request::Restart { engine, .. }
             | Request::Reset(engine)
             | Request::Bury(engine)
-            | Request::Repair(engine) => *engine,
+            | Request::Repair(engine) => Some(*engine),
         }
     }
 
@@ -127,6 +139,8 @@ impl Request {
             Request::Reset(_) => "reset",
             Request::Bury(_) => "sweep",
             Request::Repair(_) => "repair",
+            Request::Pause { .. } => "pause",
+            Request::Resume => "resume",
         }
     }
 }
@@ -140,6 +154,8 @@ pub struct Survey {
     pub running: Option<u64>,
     /// Tokens produced so far; `None` where metrics do not say.
     pub tokens: Option<u64>,
+    /// Bytes that its own processes hold on its fullest device; `None` where pids cannot be mapped, or nobody asks.
+    pub device_bytes: Option<u64>,
 }
 
 /// Something that happened.
@@ -202,7 +218,24 @@ pub enum Event {
         /// Why.
         reason: String,
     },
-    /// Time passed: back-offs may have ended, and it is time to survey.
+    /// What the gateway holds for an engine has changed: from nothing to something, to nothing, or its oldest request
+    /// is another one.
+    Demand {
+        /// Engine.
+        engine: EngineId,
+        /// What is held for it now.
+        demand: Demand,
+    },
+    /// How an engine is used: told before each [`Event::Tick`], and when it falls idle while something is held.
+    Used {
+        /// Engine.
+        engine: EngineId,
+        /// Requests that are with it now.
+        in_flight: u32,
+        /// When the last inference ended; where some run, when the last of them began.
+        at: Moment,
+    },
+    /// Time passed: back-offs may have ended, turns and idle ladders may be due, and it is time to survey.
     Tick,
     /// Take no new work; the shell stops the engines through commands and ends.
     Close,

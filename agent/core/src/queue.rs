@@ -90,6 +90,17 @@ pub enum Refusal {
     /// There is no such operation under way.
     #[error("operation {} is not under way", .0.0)]
     NotUnderWay(OperationId),
+    /// The node is paused for maintenance.
+    #[error("the node is paused for maintenance; `ctl resume` ends that")]
+    Paused,
+    /// Only an operator may put that engine to sleep.
+    #[error("{engine} is pinned awake on {device}; only an operator's command puts it to sleep")]
+    Pinned {
+        /// The pinned engine.
+        engine: String,
+        /// Where it is in the way.
+        device: String,
+    },
     /// The agent is going down.
     #[error("the agent is shutting down")]
     Closing,
@@ -110,6 +121,8 @@ impl Refusal {
             Refusal::NoPlan(_) => "no_plan",
             Refusal::TooLate(_) => "too_late",
             Refusal::NotUnderWay(_) => "not_under_way",
+            Refusal::Paused => "paused",
+            Refusal::Pinned { .. } => "pinned",
             Refusal::Closing => "closing",
         }
     }

@@ -19,6 +19,8 @@
 
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
+use crate::creep::Creep;
+use crate::demand::{Demand, Retry};
 use crate::effect::Ticket;
 use crate::event::{By, Request};
 use crate::ids::{DeviceId, EngineId, OperationId};
@@ -86,6 +88,9 @@ pub struct Watch {
     pub tokens: u64,
     /// When progress was last seen.
     pub progress_at: Moment,
+    /// Surveys in a row that found it asleep or without a request; counted up to [`crate::creep::IDLE_SURVEYS`], and only
+    /// where the answer matters.
+    pub idle: u8,
 }
 
 /// One engine.
@@ -135,6 +140,16 @@ pub struct Engine {
     pub awake_since: Moment,
     /// Reconciliation.
     pub watch: Watch,
+    /// What this life has lost on the device.
+    pub creep: Creep,
+    /// What the gateway holds for it.
+    pub demand: Demand,
+    /// Requests that are with it, as last told by the gateway.
+    pub in_flight: u32,
+    /// When an inference last ended (or, while some run, last began); the clock's origin before the first.
+    pub used_at: Moment,
+    /// Switches that its demand has asked for in vain.
+    pub retry: Retry,
 }
 
 impl Engine {
@@ -163,7 +178,22 @@ impl Engine {
             wanted_awake: false,
             awake_since: Moment(0),
             watch: Watch::default(),
+            creep: Creep::default(),
+            demand: Demand::default(),
+            in_flight: 0,
+            used_at: Moment(0),
+            retry: Retry::default(),
         }
+    }
+
+    /// Requests are with it or held for it.
+    pub fn is_busy(&self) -> bool {
+        self.in_flight > 0 || self.demand.held > 0
+    }
+
+    /// Since when it would be idle, if it is not busy: its last use, or its last wake where that is later.
+    pub fn idle_since(&self) -> Moment {
+        self.used_at.max(self.awake_since)
     }
 
     /// Verified awake and not about to leave.
@@ -319,6 +349,30 @@ pub struct Node {
     pub next_operation: u64,
     /// No new work of the agent's own: it is shutting down.
     pub closing: bool,
+    /// Maintenance, from the acceptance of a pause to the end of its resumption.
+    pub paused: Option<Paused>,
+}
+
+/// How far maintenance has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Pausing {
+    /// Engines are being put out of the way.
+    Begins,
+    /// They are; somebody else may use the devices.
+    Lasts,
+    /// What served before is coming back.
+    Ends,
+}
+
+/// Maintenance: the node does nothing of its own accord that takes device memory.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Paused {
+    /// Since when.
+    pub since: Moment,
+    /// What served then, to serve again afterwards.
+    pub served: Vec<EngineId>,
+    /// How far it has come.
+    pub stage: Pausing,
 }
 
 /// A request that waits.
@@ -359,7 +413,26 @@ impl Node {
             next_ticket: 1,
             next_operation,
             closing: false,
+            paused: None,
         }
+    }
+
+    /// Whether maintenance keeps clients out: from the acceptance of a pause until a resumption begins.
+    pub fn is_paused(&self) -> bool {
+        self.paused.as_ref().is_some_and(|p| p.stage != Pausing::Ends)
+    }
+
+    /// The devices that a request works on: those of its engine, or all of them.
+    pub fn devices_of(&self, request: &Request) -> Vec<DeviceId> {
+        match request.engine() {
+            Some(engine) => self.engine(engine).spec.devices.clone(),
+            None => (0..u16::try_from(self.devices.len()).unwrap_or(u16::MAX)).map(DeviceId).collect(),
+        }
+    }
+
+    /// What a request is about, for people: its engine's name, `*` for the whole node.
+    pub fn subject(&self, request: &Request) -> String {
+        request.engine().map_or_else(|| "*".to_owned(), |engine| self.engine(engine).spec.name.clone())
     }
 
     /// Draws the number of the next operation.
@@ -402,6 +475,16 @@ impl Node {
     /// The operation at work on any of these devices.
     pub fn operation_on(&self, devices: &[DeviceId]) -> Option<&Operation> {
         self.operations.iter().find(|op| op.devices.iter().any(|d| devices.contains(d)))
+    }
+
+    /// Whether an operation has begun to move memory: one of its engines is being moved, or is elsewhere than it was.
+    pub fn has_moved(&self, op: &Operation) -> bool {
+        self.ids().filter(|id| self.engine(*id).spec.devices.iter().any(|d| op.devices.contains(d))).any(
+            |id| {
+                let e = self.engine(id);
+                e.condition == Condition::Moving || op.tiers_before.get(usize::from(id.0)) != Some(&e.tier)
+            },
+        )
     }
 
     /// When the core next wants an [`crate::event::Event::Tick`] even if nothing happens.

@@ -15,9 +15,11 @@
 
 mod admit;
 mod advance;
+mod demand;
 mod expand;
 mod idle;
 mod judge;
+mod maintain;
 mod observe;
 #[cfg(test)]
 mod tests;
@@ -42,6 +44,8 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::Surveyed { engine, generation, survey } => cx.surveyed(engine, generation, &survey),
         Event::DeviceRead { device, capacity, used } => cx.device_read(device, capacity, used),
         Event::DeviceLost { device, reason } => cx.device_lost(device, reason),
+        Event::Demand { engine, demand } => cx.demanded(engine, demand),
+        Event::Used { engine, in_flight, at } => cx.used(engine, in_flight, at),
         Event::Tick => cx.survey_all(),
         Event::Close => cx.close(),
     }

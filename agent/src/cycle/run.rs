@@ -428,7 +428,7 @@ impl Run {
             wanted.push(Request::Switch { to, strategy: None, leave: None, drain });
         }
         for request in wanted {
-            let engine = request.engine();
+            let Some(engine) = request.engine() else { continue };
             let now = self.parts.switcher.node();
             let before = tier(engine, found);
             if tier(engine, &now) == before {

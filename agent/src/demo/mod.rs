@@ -137,6 +137,9 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
     if let Some(address) = app.metrics_address {
         say(&format!("metrics: http://{address}/metrics"));
     }
+    if let Some(address) = app.gateway_address {
+        say(&format!("gateway: http://{address}/v1"));
+    }
     let source = PlanSource::Named { name: args.plan.name().to_owned() };
     let options = cycle_plan::Options { strategy: args.strategy, leave: args.leave };
     let (plan, steps) = app.cycles.read(&source, &options)?;
@@ -199,12 +202,14 @@ async fn stay(app: &App, signals: &mut run::Signals) {
     if let Some(address) = app.metrics_address {
         say(&format!("  curl http://{address}/metrics"));
     }
-    for slot in &app.hands.engines {
-        say(&format!(
-            "  curl {}/v1/completions -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"prompt\": \"hello\", \"max_tokens\": 8}}'",
-            slot.config.base_url(),
-            slot.config.model
-        ));
+    if let Some(address) = app.gateway_address {
+        say("one endpoint serves every model, and switches to the one that is asked for:");
+        for slot in &app.hands.engines {
+            say(&format!(
+                "  curl -N http://{address}/v1/completions -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"prompt\": \"hello\", \"max_tokens\": 8}}'",
+                slot.config.model
+            ));
+        }
     }
     say("Ctrl-C ends it.");
     signals.next().await;

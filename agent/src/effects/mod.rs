@@ -4,6 +4,7 @@
 //! an earlier one that the core has given up (its HTTP call goes on inside vLLM all the same).
 
 mod device;
+mod drain;
 mod engine;
 mod seen;
 mod work;
@@ -14,8 +15,9 @@ pub use work::{Called, WorkLog};
 
 use crate::clock;
 use crate::device::{AwaitOutcome, Reading, Sampler, Threshold};
-use crate::engine::{self as vllm, Depth, Drain, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
+use crate::engine::{self as vllm, Depth, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
 use crate::events::{Context, Incident, Recorder};
+use crate::gateway::Hub;
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
 use crate::process::{LossCause, ProcessEvent, Shims};
@@ -26,7 +28,6 @@ use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
 use hotbunk_core::event::{Event, Survey};
 use hotbunk_core::ids::{DeviceId, EngineId};
-use hotbunk_core::spec::DrainPolicy;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -51,6 +52,8 @@ pub struct Hands {
     pub host: HostSampler,
     /// Starts processes.
     pub shims: Shims,
+    /// Admission of clients' requests.
+    pub hub: Arc<Hub>,
     /// Journal, metrics, log.
     pub recorder: Recorder,
     /// Back to the owner of the state.
@@ -141,8 +144,8 @@ impl Hands {
                 Err(why) => StepResult::NotReady(self.with_last_line(&slot, why).await),
             },
             (_, None) => StepResult::Gone("it has no process".to_owned()),
-            (Action::Drain { policy, deadline, .. }, Some(client)) => {
-                drain(&client, *policy, *deadline, purpose.capabilities).await
+            (Action::Drain { engine, policy, deadline }, Some(client)) => {
+                drain::drain(&self.hub, *engine, &client, *policy, *deadline, purpose.capabilities).await
             }
             (Action::Call { call, deadline, .. }, Some(client)) => {
                 StepResult::Called(client.call(*call, *deadline).await)
@@ -200,9 +203,30 @@ impl Hands {
                 hands.recorder.metrics().in_flight(&slot.config.name, in_flight);
                 slot.see(|seen| seen.in_flight = in_flight);
             }
-            let survey = Survey { sleeping, running: progress.running, tokens: progress.heartbeat() };
+            let survey = Survey {
+                sleeping,
+                running: progress.running,
+                tokens: progress.heartbeat(),
+                device_bytes: hands.own_bytes(&slot).await,
+            };
             let _ = hands.inputs.send(Input::Event(Event::Surveyed { engine, generation, survey }));
         });
+    }
+
+    /// Bytes of an engine's own processes on its fullest device, where somebody watches what it loses.
+    async fn own_bytes(&self, slot: &EngineSlot) -> Option<u64> {
+        slot.config.recycle.creep_bytes?;
+        let mut most = None;
+        for device in &slot.config.devices {
+            let device = DeviceId(u16::try_from(*device).ok()?);
+            let tells = |r: &Reading| r.has_own_processes() && r.age(clock::now()) <= FRESH;
+            let reading = match self.sampler.latest(device).filter(tells) {
+                Some(reading) => reading,
+                None => self.sampler.read_now(device).await.ok().filter(Reading::has_own_processes)?,
+            };
+            most = most.max(Some(self.sampler.engine_bytes(&reading, &slot.config.name)?));
+        }
+        most
     }
 
     /// Memory now, as far as it is known: the newest reading, or a new one.
@@ -430,29 +454,5 @@ fn sentence(end: &ProbeEnd) -> String {
         ProbeEnd::Mismatched(mismatch) => mismatch.to_string(),
         ProbeEnd::Unknown => "no answer before the deadline".to_owned(),
         ProbeEnd::Failed(failure) => chain(failure),
-    }
-}
-
-async fn drain(
-    client: &vllm::Client,
-    policy: DrainPolicy,
-    deadline: Duration,
-    capabilities: Option<Capabilities>,
-) -> StepResult {
-    let Some(capabilities) = capabilities else {
-        return StepResult::DrainImpossible("what it can do is not known".to_owned());
-    };
-    let policy = match policy {
-        DrainPolicy::Wait | DrainPolicy::Freeze => vllm::DrainPolicy::Wait,
-        DrainPolicy::Abort => vllm::DrainPolicy::Abort,
-    };
-    match client.drain(capabilities, policy, deadline).await {
-        Drain::Drained | Drain::NotNeeded => StepResult::Drained,
-        Drain::TimedOut { running, waiting } => {
-            StepResult::DrainTimedOut { running: running.unwrap_or(0), waiting: waiting.unwrap_or(0) }
-        }
-        Drain::Impossible { reason } => StepResult::DrainImpossible(reason),
-        Drain::Failed(vllm::Error::Gone { message, .. }) => StepResult::Gone(message),
-        Drain::Failed(error) => StepResult::DrainImpossible(chain(&error)),
     }
 }

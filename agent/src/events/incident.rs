@@ -185,7 +185,8 @@ fn level_of_core(incident: Core) -> Level {
         | Core::Drifted
         | Core::ForeignMemory
         | Core::RehearsalFailed
-        | Core::NoRoom => Level::WARN,
+        | Core::NoRoom
+        | Core::ResidualCreep => Level::WARN,
         Core::DeviceRestored => Level::INFO,
     }
 }

@@ -54,6 +54,10 @@ pub enum OperationKind {
     Restart,
     /// A repair begun by the agent itself.
     Repair,
+    /// Every engine out of the way for maintenance.
+    Pause,
+    /// What served before maintenance serves again.
+    Resume,
 }
 
 /// A phase of an operation: the `phase` label of the histogram and the bar of the waterfall.
@@ -473,6 +477,8 @@ impl OperationKind {
             OperationKind::Stop => "stop",
             OperationKind::Restart => "restart",
             OperationKind::Repair => "repair",
+            OperationKind::Pause => "pause",
+            OperationKind::Resume => "resume",
         }
     }
 }

@@ -161,7 +161,7 @@ impl Board {
                     total_s: None,
                     peaks: Vec::new(),
                 };
-                let from = outgoing.first().filter(|e| **e != request.engine());
+                let from = outgoing.first().filter(|e| request.engine().is_some_and(|to| to != **e));
                 let from = from.map(|e| node.engine(*e).spec.name.clone());
                 self.begin(node, *id, request, *by, order, State::Running, |shown| {
                     shown.plan = Some(plan);
@@ -269,13 +269,14 @@ impl Board {
             let initiator = match (client, by, order.and_then(|o| o.run.clone())) {
                 (Some(client), ..) => client.initiator.clone(),
                 (None, By::Cycle, Some(run)) => Initiator::Cycle { run },
+                (None, By::Gateway, _) => Initiator::Gateway,
                 _ => Initiator::Agent,
             };
             let shown = Operation {
                 id: client.map_or_else(|| format!("op-{}", number.0), |c| c.id.clone()),
                 number: Some(number.0),
                 kind: kind(request),
-                engine: node.engine(request.engine()).spec.name.clone(),
+                engine: node.subject(request),
                 from: None,
                 request: client.map(|c| c.request.clone()),
                 initiator,
@@ -326,6 +327,8 @@ fn kind(request: &Request) -> OperationKind {
         Request::Restart { .. } => OperationKind::Restart,
         Request::Reset(_) => OperationKind::Reset,
         Request::Bury(_) | Request::Repair(_) => OperationKind::Repair,
+        Request::Pause { .. } => OperationKind::Pause,
+        Request::Resume => OperationKind::Resume,
     }
 }
 

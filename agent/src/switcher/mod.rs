@@ -214,7 +214,7 @@ impl Switcher {
                     Some(input) => self.take(input).await,
                     None => return,
                 },
-                () = wake => self.happened(Event::Tick, Around::default()).await,
+                () = wake => self.tick().await,
                 _ = ticks.tick() => self.look_around().await,
                 () = stopped(&mut stop) => return,
             }
@@ -223,7 +223,14 @@ impl Switcher {
 
     async fn take(&mut self, input: Input) {
         match input {
-            Input::Event(event) => self.happened(event, Around::default()).await,
+            Input::Event(event) => {
+                if let Event::Demand { .. } = event {
+                    for used in self.hands.hub.use_of_engines(&self.node) {
+                        self.happened(used, Around::default()).await;
+                    }
+                }
+                self.happened(event, Around::default()).await;
+            }
             Input::Done { ticket, result, around } => {
                 self.happened(Event::Done { ticket, result }, around).await;
             }
@@ -257,12 +264,23 @@ impl Switcher {
                 self.happened(event, Around::default()).await;
             }
         }
+        self.tick().await;
+    }
+
+    /// Turns and idle ladders go by how engines are used, so that is told first.
+    async fn tick(&mut self) {
+        for event in self.hands.hub.use_of_engines(&self.node) {
+            self.happened(event, Around::default()).await;
+        }
         self.happened(Event::Tick, Around::default()).await;
     }
 
     /// One event: decided, made durable, acted on.
     async fn happened(&mut self, event: Event, around: Around) {
-        let effects = step(&mut self.node, event, clock::now());
+        let now = clock::now();
+        let effects = step(&mut self.node, event, now);
+        // Before any action: a gate is closed before the drain begins.
+        self.hands.hub.follow(&self.node, &effects, now);
         if effects.is_empty() {
             return self.published();
         }

@@ -42,7 +42,8 @@ pub(super) fn record(node: &Node, note: &Note, around: Around) -> Option<Record>
     let name = |id: EngineId| node.engine(id).spec.name.clone();
     Some(match note {
         Note::Accepted { request, by, outgoing, strategy, order, leave, drain, steps, .. } => {
-            let from = outgoing.first().filter(|id| **id != request.engine()).map(|id| name(*id));
+            let from = outgoing.first().filter(|id| request.engine().is_some_and(|to| to != **id));
+            let from = from.map(|id| name(*id));
             let operation = match request {
                 Request::Switch { .. } if outgoing.is_empty() => OperationKind::Activation,
                 Request::Switch { .. } => OperationKind::Handoff,
@@ -52,10 +53,12 @@ pub(super) fn record(node: &Node, note: &Note, around: Around) -> Option<Record>
                 Request::Stop { .. } => OperationKind::Stop,
                 Request::Restart { .. } => OperationKind::Restart,
                 Request::Reset(_) | Request::Bury(_) | Request::Repair(_) => OperationKind::Repair,
+                Request::Pause { .. } => OperationKind::Pause,
+                Request::Resume => OperationKind::Resume,
             };
             Record::OperationAccepted {
                 operation,
-                engine: name(request.engine()),
+                engine: node.subject(request),
                 from,
                 strategy: strategy.map(|s| s.as_str().to_owned()),
                 order: order.map(|o| o.as_str().to_owned()),

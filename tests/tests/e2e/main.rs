@@ -7,6 +7,7 @@ mod device_trouble;
 mod draining;
 mod drift;
 mod faults;
+mod growth;
 mod nvml;
 mod nvml_bench;
 mod nvml_choice;

@@ -3,7 +3,7 @@
 use super::Cx;
 use crate::effect::Note;
 use crate::event::{By, Drain, Request};
-use crate::ids::{DeviceId, EngineId, OperationId};
+use crate::ids::{EngineId, OperationId};
 use crate::ledger;
 use crate::plan::{self, Ask};
 use crate::program::{Cause, Step};
@@ -15,18 +15,18 @@ use crate::tier::Tier;
 use std::collections::VecDeque;
 
 /// What a command turns into.
-struct Work {
-    steps: Vec<Step>,
-    incoming: Option<EngineId>,
-    outgoing: Vec<EngineId>,
-    strategy: Option<Strategy>,
-    order: Option<Order>,
-    leave: Option<Tier>,
-    drain: DrainPolicy,
+pub(super) struct Work {
+    pub(super) steps: Vec<Step>,
+    pub(super) incoming: Option<EngineId>,
+    pub(super) outgoing: Vec<EngineId>,
+    pub(super) strategy: Option<Strategy>,
+    pub(super) order: Option<Order>,
+    pub(super) leave: Option<Tier>,
+    pub(super) drain: DrainPolicy,
 }
 
 /// A command that needs no work, or must not be done.
-enum No {
+pub(super) enum No {
     Nothing(String),
     Refused(Refusal),
 }
@@ -65,19 +65,22 @@ impl Cx<'_> {
         if closing {
             return self.note(Note::Refused { id, refusal: Refusal::Closing });
         }
-        let devices = self.node.engine(request.engine()).spec.devices.clone();
+        let devices = self.node.devices_of(&request);
+        self.make_way(&devices, &request, by);
         if let Some(op) = self.node.operation_on(&devices) {
             let (other, theirs) = (op.id, op.by);
             let same = op.request == request && theirs != By::Agent;
-            let refusal = Refusal::Busy {
-                id: other,
-                verb: op.request.verb(),
-                engine: self.node.engine(op.request.engine()).spec.name.clone(),
-            };
+            let refusal =
+                Refusal::Busy { id: other, verb: op.request.verb(), engine: self.node.subject(&op.request) };
             let waiting = self.node.queue.iter().filter(|q| q.by != By::Agent).count();
+            let own = matches!(theirs, By::Agent | By::Gateway);
             let note = if same {
+                // Whoever asked for it as well wants it even if no request is held for it any more.
+                if let (Some(op), true) = (self.op(other), theirs == By::Gateway) {
+                    op.by = by;
+                }
                 Note::Joined { id, to: other }
-            } else if by == By::Agent || (theirs == By::Agent && waiting == 0) {
+            } else if by == By::Agent || (own && by != By::Gateway && waiting == 0) {
                 let at = self.node.queue.iter().take_while(|q| q.by != By::Agent).count();
                 let at = if by == By::Agent { self.node.queue.len() } else { at };
                 self.node.queue.insert(at, Queued { id, request, by, at: self.now });
@@ -92,21 +95,22 @@ impl Cx<'_> {
 
     /// Begins a command whose devices are free.
     pub(super) fn begin(&mut self, id: OperationId, request: Request, by: By) {
+        if self.node.is_paused() && matches!(by, By::Gateway | By::Cycle) {
+            return self.note(Note::Refused { id, refusal: Refusal::Paused });
+        }
         match self.work(&request, by) {
             Err(No::Nothing(because)) => self.note(Note::NothingToDo { id, request, by, because }),
             Err(No::Refused(refusal)) => self.refuse(id, &request, by, refusal),
             Ok(work) => {
-                let engine = request.engine();
                 let deadline = drain_of(&request).deadline.unwrap_or(self.node.policy.drain_deadline);
-                let mut involved: Vec<EngineId> = work.steps.iter().filter_map(Step::engine).collect();
-                involved.push(engine);
-                let mut devices: Vec<DeviceId> =
-                    involved.iter().flat_map(|e| self.node.engine(*e).spec.devices.clone()).collect();
+                let mut devices = self.node.devices_of(&request);
+                let involved = work.steps.iter().filter_map(Step::engine);
+                devices.extend(involved.flat_map(|e| self.node.engine(e).spec.devices.clone()));
                 devices.sort_unstable();
                 devices.dedup();
                 if let Some(other) = self.node.operation_on(&devices) {
                     let (other, verb) = (other.id, other.request.verb());
-                    let engine = self.node.engine(engine).spec.name.clone();
+                    let engine = self.node.subject(&request);
                     return self
                         .note(Note::Refused { id, refusal: Refusal::Busy { id: other, verb, engine } });
                 }
@@ -153,6 +157,7 @@ impl Cx<'_> {
                     first_token: None,
                     leg_began: self.now,
                 };
+                self.maintenance_begins(&operation);
                 self.node.operations.push(operation);
                 self.advance(id);
             }
@@ -180,7 +185,7 @@ impl Cx<'_> {
             let queued = self.node.queue.remove(at);
             let failure = queued.map(|q| crate::program::Failure {
                 cause: Cause::Cancelled,
-                engine: q.request.engine(),
+                engine: q.request.engine().unwrap_or(EngineId(0)),
                 detail: "cancelled before it began".into(),
             });
             let now = self.now;
@@ -203,8 +208,12 @@ impl Cx<'_> {
     }
 
     fn work(&mut self, request: &Request, by: By) -> Result<Work, No> {
-        let id = request.engine();
         let drain = self.drain_policy(request)?;
+        let id = match (request, request.engine()) {
+            (_, Some(id)) => id,
+            (Request::Pause { tier, .. }, None) => return self.pause(*tier, drain),
+            (_, None) => return Ok(self.resume(drain)),
+        };
         let plain = |steps: Vec<Step>, incoming: Option<EngineId>| Work {
             steps,
             incoming,
@@ -280,6 +289,7 @@ impl Cx<'_> {
             }
             Request::Bury(_) => Ok(plain(vec![Step::Kill(id)], None)),
             Request::Repair(_) => Ok(plain(self.repair(id), Some(id))),
+            Request::Pause { .. } | Request::Resume => Ok(plain(Vec::new(), None)),
         }
     }
 
@@ -288,7 +298,7 @@ impl Cx<'_> {
         let asked = drain_of(request).policy;
         let policy = asked.unwrap_or(self.node.policy.drain);
         match request {
-            Request::Switch { .. } | Request::Sleep { .. } => Ok(policy),
+            Request::Switch { .. } | Request::Sleep { .. } | Request::Pause { .. } => Ok(policy),
             Request::Stop { engine, .. } | Request::Restart { engine, .. }
                 if asked == Some(DrainPolicy::Freeze) =>
             {
@@ -472,7 +482,8 @@ fn drain_of(request: &Request) -> Drain {
         Request::Switch { drain, .. }
         | Request::Sleep { drain, .. }
         | Request::Stop { drain, .. }
-        | Request::Restart { drain, .. } => *drain,
+        | Request::Restart { drain, .. }
+        | Request::Pause { drain, .. } => *drain,
         _ => Drain::default(),
     }
 }

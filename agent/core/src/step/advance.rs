@@ -3,6 +3,7 @@
 use super::Cx;
 use crate::backoff::Verdict;
 use crate::call::Call;
+use crate::creep::Creep;
 use crate::effect::{Action, Bound, Effect, Incident, Note, Ticket};
 use crate::event::By;
 use crate::ids::{EngineId, OperationId};
@@ -67,7 +68,7 @@ impl Cx<'_> {
                 let e = self.node.engine_mut(engine);
                 (e.admission, e.wanted_awake) = (true, serves);
             }
-            Step::Rehearsed(_) => {}
+            Step::Rehearsed(_) => self.node.engine_mut(engine).creep.rehearsed(),
             Step::Take(_) => {
                 let now = self.now;
                 if let Some(op) = self.op(id) {
@@ -125,6 +126,9 @@ impl Cx<'_> {
             e.condition = Condition::Settled;
             e.wanted_awake = wanted_awake;
             e.watch = crate::state::Watch { progress_at: now, ..Default::default() };
+            if before == Tier::Awake && tier.has_process() && tier != Tier::Awake {
+                e.creep.slept(&e.spec.recycle);
+            }
             match tier {
                 Tier::Awake => {
                     e.awake_since = now;
@@ -134,6 +138,7 @@ impl Cx<'_> {
                     (e.process, e.dead, e.pinned, e.frozen, e.admission) =
                         (false, false, false, false, false);
                     e.capabilities = None;
+                    e.creep = Creep::default();
                 }
                 Tier::Parked | Tier::Level1 | Tier::Level2 => {
                     e.frozen = e.frozen || (freeze && before == Tier::Awake);
@@ -152,6 +157,7 @@ impl Cx<'_> {
             (e.held, e.reserved) = (0, 0);
             e.tier = Tier::Stopped;
             e.capabilities = None;
+            e.creep = Creep::default();
             e.condition = match e.crashes.crashed(&e.spec.backoff, now) {
                 Verdict::RestartAt(at) => Condition::Backoff(at),
                 Verdict::GiveUp => {
@@ -179,13 +185,8 @@ impl Cx<'_> {
         let Some(op) = op else { return Flow::Next };
         let action = match step {
             Step::Drain(_) => {
-                let aborts = e.capabilities.is_some_and(|c| c.can_abort_in_sleep());
-                let skip = match op.drain {
-                    DrainPolicy::Wait => false,
-                    DrainPolicy::Freeze => true,
-                    DrainPolicy::Abort => aborts,
-                };
-                if e.tier != Tier::Awake || skip {
+                // Frozen requests stay where they are; aborted ones are ended by the gateway, whatever the engine can.
+                if e.tier != Tier::Awake || op.drain == DrainPolicy::Freeze {
                     return Flow::Next;
                 }
                 Action::Drain { engine, policy: op.drain, deadline: op.drain_deadline }
@@ -224,6 +225,7 @@ impl Cx<'_> {
                 let life = e.life + 1;
                 let e = self.node.engine_mut(engine);
                 (e.life, e.process, e.dead, e.capabilities) = (life, true, false, None);
+                e.creep = Creep::default();
                 Action::Spawn { engine, life }
             }
             Step::Ready(_) => Action::Ready { engine, deadline: t.start },
@@ -365,6 +367,11 @@ impl Cx<'_> {
         op.attempts = 0;
         op.failure.get_or_insert(failure.clone());
         match op.stage {
+            // What cannot come back does not keep the others from it.
+            Stage::Forward if op.request == crate::event::Request::Resume => {
+                op.skip_leg(failure.engine);
+                steps.into_iter().rev().for_each(|s| op.program.push_front(s));
+            }
             Stage::Forward => {
                 op.stage = Stage::Restoring;
                 // What came in meanwhile is not frozen on its way back: it may have no tier that keeps requests.
@@ -388,8 +395,14 @@ impl Cx<'_> {
         let Some(op) = self.op(id) else { return };
         op.attempts = 0;
         let kill = Step::Kill(engine);
-        let replaces = op.incoming.is_some() && op.outgoing.contains(&engine);
+        let pauses = matches!(op.request, crate::event::Request::Pause { .. });
+        let replaces = pauses || (op.incoming.is_some() && op.outgoing.contains(&engine));
         match op.stage {
+            Stage::Forward if op.request == crate::event::Request::Resume => {
+                op.failure.get_or_insert(failure);
+                op.skip_leg(engine);
+                op.program.push_front(kill);
+            }
             Stage::Forward if replaces => {
                 op.skip_leg(engine);
                 op.program.push_front(kill);
@@ -465,6 +478,7 @@ impl Cx<'_> {
         if op.failure.is_none() && op.by != By::Agent && op.incoming.is_some() {
             self.settle_who_is_wanted(&op.devices);
         }
+        self.maintenance_ended(&op);
         let first_token = op.first_token.filter(|_| op.failure.is_none());
         self.note(Note::Ended { id, failure: op.failure, accepted: op.accepted, first_token });
     }

@@ -1,10 +1,14 @@
 //! What the idle devices do next: the agent's own work, by urgency.
+//!
+//! The dead are swept, what drifted is repaired, the queue goes on, restarts are due, and last an engine that loses
+//! memory is started anew ([`crate::creep`]).
 
 use super::Cx;
-use crate::event::{By, Request};
+use crate::creep;
+use crate::event::{By, Drain, Request};
 use crate::ids::EngineId;
 use crate::ledger;
-use crate::state::{Condition, Node};
+use crate::state::{Condition, Node, Queued};
 
 impl Cx<'_> {
     /// Begins whatever is due on devices that are free: sweeping, repairing, the queue, restarts.
@@ -36,11 +40,15 @@ impl Cx<'_> {
         if let Some(engine) = adrift.filter(|_| !node.closing) {
             return self.own(Request::Repair(engine));
         }
-        let next = node.queue.iter().position(|q| free(node, q.request.engine()));
+        // What the agent wanted to start when it came up waits for the end of maintenance.
+        let waits =
+            |q: &Queued| node.is_paused() && q.by == By::Agent && matches!(q.request, Request::Start { .. });
+        let ready = |q: &Queued| node.operation_on(&node.devices_of(&q.request)).is_none() && !waits(q);
+        let next = node.queue.iter().position(ready);
         if let Some(queued) = next.and_then(|at| self.node.queue.remove(at)) {
             return self.begin(queued.id, queued.request, queued.by);
         }
-        if self.node.closing {
+        if self.node.closing || self.node.is_paused() {
             return;
         }
         let node = &*self.node;
@@ -56,7 +64,12 @@ impl Cx<'_> {
         });
         if let Some(engine) = due {
             let awake = self.node.engine(engine).wanted_awake;
-            self.own(Request::Start { engine, rehearse: None, awake });
+            return self.own(Request::Start { engine, rehearse: None, awake });
+        }
+        if let Some(engine) = creep::recycle_now(self.node) {
+            // Whoever was idle must be seen idle again before another try.
+            self.node.engines.iter_mut().for_each(|e| e.watch.idle = 0);
+            self.own(Request::Restart { engine, rehearse: None, drain: Drain::default() });
         }
     }
 

@@ -14,6 +14,8 @@ use crate::tier::Tier;
 use crate::time::Moment;
 use std::time::Duration;
 
+mod creep;
+
 const A: EngineId = EngineId(0);
 const B: EngineId = EngineId(1);
 const GPU: DeviceId = DeviceId(0);
@@ -54,6 +56,7 @@ impl Session {
             backoff: crate::backoff::BackoffPolicy::default(),
             turn: crate::spec::Turn::default(),
             ladder: Vec::new(),
+            recycle: crate::creep::Recycle::default(),
         };
         let device = DeviceSpec {
             name: "gpu0".into(),
@@ -140,7 +143,7 @@ impl Session {
             Note::Accepted { id, request, steps, .. } => {
                 let steps: Vec<String> = steps.iter().map(|s| s.sentence(&self.node)).collect();
                 let steps = steps.join("; ");
-                format!("#{} {} {}: {steps}", id.0, request.verb(), self.name(request.engine()))
+                format!("#{} {} {}: {steps}", id.0, request.verb(), self.node.subject(request))
             }
             Note::NothingToDo { id, because, .. } => format!("#{} nothing to do: {because}", id.0),
             Note::Refused { id, refusal } => format!("#{} refused: {refusal}", id.0),
@@ -513,7 +516,7 @@ fn surveys_asked_before_a_handoff_prove_nothing_after_it() {
         for (engine, is_sleeping) in [(A, false), (B, true)] {
             let generation = before[usize::from(engine.0)];
             let sleeping = SleepingAnswer::Says { is_sleeping };
-            let survey = Survey { sleeping, running: None, tokens: None };
+            let survey = Survey { sleeping, running: None, tokens: None, device_bytes: None };
             s.say(Event::Surveyed { engine, generation, survey });
         }
     }

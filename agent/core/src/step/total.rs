@@ -36,6 +36,7 @@ fn node(evidence: bool, known: bool, max_awake: u16, drain: DrainPolicy) -> Node
         backoff: crate::backoff::BackoffPolicy::default(),
         turn: crate::spec::Turn::default(),
         ladder: Vec::new(),
+        recycle: crate::creep::Recycle { creep: Some(1), sleeps: Some(2) },
     };
     let device = |at: u16| DeviceSpec {
         name: format!("gpu{at}"),
@@ -162,8 +163,14 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
     let at = 0u64..100;
     let by = prop_oneof![4 => Just(By::Operator), 1 => Just(By::Cycle), 1 => Just(By::Agent)];
     let numbers = || prop_oneof![4 => 0u64..6, 1 => Just(u64::MAX)];
-    let survey = (sleeping(), prop::option::of(0u64..3), prop::option::of(0u64..3))
-        .prop_map(|(sleeping, running, tokens)| Survey { sleeping, running, tokens });
+    let survey =
+        (sleeping(), prop::option::of(0u64..3), prop::option::of(0u64..3), prop::option::of(bytes()))
+            .prop_map(|(sleeping, running, tokens, device_bytes)| Survey {
+                sleeping,
+                running,
+                tokens,
+                device_bytes,
+            });
     let event = prop_oneof![
         24 => (1u64..4, result())
             .prop_map(|(back, result)| Event::Done { ticket: Ticket(back), result }),

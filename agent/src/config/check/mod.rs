@@ -20,6 +20,7 @@ mod command;
 mod device;
 mod engine;
 mod flags;
+mod gateway;
 mod known_bad;
 mod memory;
 mod node;
@@ -45,6 +46,7 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
     let (engines, devices) = engine::engines(&mut checking, raw, devices);
     let node = checking.node(raw);
     checking.ports_and_sockets(raw, &node, &engines);
+    let gateway = checking.gateway(raw, &engines);
     let names: Vec<String> = engines.iter().map(|e| e.name.clone()).collect();
     let policy = checking.policy(raw, &names);
     let config = Config {
@@ -53,6 +55,7 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
         devices,
         engines,
         policy,
+        gateway,
         journal: checking.journal(raw),
         schedules: checking.schedules(raw),
         simulated: checking.simulated(raw),
@@ -60,6 +63,7 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
     checking.unused_devices(raw, &config);
     checking.graces(raw, &config);
     checking.awake_at_start(raw, &config);
+    checking.turns(raw, &config);
     memory::check(&mut checking, raw, &config);
     (!config.engines.is_empty()).then_some(config)
 }

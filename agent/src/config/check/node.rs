@@ -54,7 +54,16 @@ impl Checking<'_> {
     }
 
     pub(super) fn metrics_listen(&mut self, field: &Field<String>) -> Option<SocketAddr> {
-        let default = SocketAddr::from(([127, 0, 0, 1], 9464));
+        self.listen(field, "node.metrics_listen", SocketAddr::from(([127, 0, 0, 1], 9464)))
+    }
+
+    /// An address to listen on, or `none`.
+    pub(super) fn listen(
+        &mut self,
+        field: &Field<String>,
+        key: &str,
+        default: SocketAddr,
+    ) -> Option<SocketAddr> {
         let Some(given) = field.located() else { return Some(default) };
         if given.value == "none" {
             return None;
@@ -65,10 +74,10 @@ impl Checking<'_> {
         let port = given.value.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
         let help = match port {
             Some(port) => format!("write \"127.0.0.1:{port}\", \"[::1]:{port}\" or \"none\""),
-            None => "write an address and a port, as in \"127.0.0.1:9464\", or \"none\"".to_owned(),
+            None => format!("write an address and a port, as in \"{default}\", or \"none\""),
         };
         let message = format!("\"{}\" is no address to listen on", given.value);
-        self.problems.error("bad_address", &given.span, "node.metrics_listen", message).help(help);
+        self.problems.error("bad_address", &given.span, key, message).help(help);
         Some(default)
     }
 

@@ -138,14 +138,14 @@ impl Sys {
                 let Some(at) = self.observed.iter().position(|o| o.id == *ended) else { return };
                 let observed = self.observed.remove(at);
                 let chooses = !matches!(observed.request, Request::Reset(_));
-                if failure.is_none() && observed.by == By::Operator && chooses {
+                if failure.is_none() && observed.by != By::Agent && chooses {
                     let to = observed.request.engine();
                     let switched = !matches!(observed.request, Request::Stop { .. } | Request::Sleep { .. });
                     for at in 0..self.goal.len() {
                         let e = id(at);
-                        let involved = e == to || observed.outgoing.contains(&e);
+                        let involved = to.is_none_or(|to| to == e) || observed.outgoing.contains(&e);
                         // Handing the device over settles who serves on it, also for one that was down meanwhile.
-                        if involved || (switched && self.share_a_device(e, to)) {
+                        if involved || (switched && to.is_some_and(|to| self.share_a_device(e, to))) {
                             self.goal[at] = self.node.engine(e).is_serving();
                         }
                     }

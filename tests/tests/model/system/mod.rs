@@ -216,6 +216,7 @@ impl Sys {
             backoff: BackoffPolicy { budget: 3, ..BackoffPolicy::default() },
             turn: hotbunk_core::spec::Turn::default(),
             ladder: Vec::new(),
+            recycle: hotbunk_core::creep::Recycle::default(),
         };
         let device = |(at, (capacity, max_awake)): (usize, &(u64, u16))| DeviceSpec {
             name: format!("gpu{at}"),
@@ -391,7 +392,7 @@ impl Sys {
                     self.surveys.remove(*at);
                 }
                 let sleeping = SleepingAnswer::Says { is_sleeping };
-                let survey = Survey { sleeping, running: None, tokens: None };
+                let survey = Survey { sleeping, running: None, tokens: None, device_bytes: None };
                 self.feed(config, Event::Surveyed { engine, generation, survey }, now);
             }
             Act::Die(at) => {
