@@ -10,7 +10,7 @@ mod handoffs;
 use crate::config::{Config, Facts, Severity};
 use crate::device::Health;
 use crate::effects::Hands;
-use crate::process::{Ownership, port_belongs_to};
+use crate::process::{EngineProcess, Ownership, port_belongs_to};
 use crate::switcher::Handle;
 use hotbunk_api::doctor::{DoctorCheck, DoctorReport, DoctorVerdict};
 use hotbunk_core::ids::{DeviceId, EngineId};
@@ -31,7 +31,7 @@ pub async fn examine(config: &Config, switcher: &Handle, hands: &Hands) -> Docto
     for id in node.ids() {
         let slot = hands.slot(id);
         checks.push(program(&slot.config.name, &slot.config.command));
-        checks.push(port(&slot.config.name, slot.config.port, slot.process().map(|p| p.pids())));
+        checks.push(port(&slot.config.name, slot.config.port, slot.process()));
         let facts = slot.facts();
         let e = node.engine(id);
         checks.push(engine::detected(e, facts.version.as_deref(), facts.detected));
@@ -179,9 +179,13 @@ fn find_program(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|p| p.is_file())
 }
 
-fn port(engine: &str, port: u16, pids: Option<Vec<u32>>) -> DoctorCheck {
+fn port(engine: &str, port: u16, process: Option<EngineProcess>) -> DoctorCheck {
     let name = format!("engine {engine}: port {port}");
-    match (port_belongs_to(port, pids.as_deref().unwrap_or_default()), pids.is_some()) {
+    if let Some(why) = process.as_ref().and_then(EngineProcess::not_contained) {
+        return check(name, DoctorVerdict::Warning, format!("its container was not found: {why}"));
+    }
+    let owner = process.as_ref().map_or_else(|| port_belongs_to(port, &[]), |p| p.owns_port(port));
+    match (owner, process.is_some()) {
         (Ownership::Ours, _) => check(name, DoctorVerdict::Ok, "its own process listens"),
         (Ownership::NobodyListens, false) => check(name, DoctorVerdict::Ok, "free"),
         (Ownership::NobodyListens, true) => {

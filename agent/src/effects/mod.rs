@@ -273,6 +273,20 @@ impl Hands {
                     ProcessEvent::Exited { reason, .. } => reason,
                     ProcessEvent::ShimLost => "its shim was killed".to_owned(),
                     ProcessEvent::Swept(_) => continue,
+                    ProcessEvent::Contained(contained) => {
+                        let (engine, pid) = (&slot.config.name, contained.leader.pid);
+                        tracing::info!(engine, pid, group = ?contained.group, "its container was found");
+                        continue;
+                    }
+                    ProcessEvent::ClientGone => {
+                        let engine = slot.config.name.clone();
+                        drop(
+                            recorder
+                                .record_one(&Context::none(), Incident::ContainerClientLost { engine })
+                                .await,
+                        );
+                        continue;
+                    }
                     ProcessEvent::LogLost(loss) => {
                         let (engine, lost_bytes) = (slot.config.name.clone(), loss.bytes);
                         let incident = match loss.cause {

@@ -63,6 +63,14 @@ pub enum Incident {
         /// Bytes that were lost when it was noticed.
         lost_bytes: u64,
     },
+    /// The container runtime's client has ended alone.
+    #[error(
+        "the container of engine {engine} runs on, but its client has ended: its output is not kept until it is restarted"
+    )]
+    ContainerClientLost {
+        /// Engine's name.
+        engine: String,
+    },
     /// A scheduled cycle did not run.
     #[error("the scheduled cycle {plan} was left out: {reason}")]
     CycleSkipped {
@@ -89,12 +97,13 @@ pub enum Incident {
 
 impl Incident {
     /// The code of every incident of this list.
-    pub const CODES: [&'static str; 8] = [
+    pub const CODES: [&'static str; 9] = [
         "predecessor_stopped",
         "orphans_killed",
         "stop_forced",
         "log_flooded",
         "log_unwritable",
+        "container_client_lost",
         "cycle_skipped",
         "journal_set_aside",
         "journal_failed",
@@ -108,6 +117,7 @@ impl Incident {
             Incident::StopForced { .. } => "stop_forced",
             Incident::LogFlooded { .. } => "log_flooded",
             Incident::LogUnwritable { .. } => "log_unwritable",
+            Incident::ContainerClientLost { .. } => "container_client_lost",
             Incident::CycleSkipped { .. } => "cycle_skipped",
             Incident::JournalSetAside { .. } => "journal_set_aside",
             Incident::JournalFailed { .. } => "journal_failed",
@@ -121,7 +131,8 @@ impl Incident {
             | Incident::OrphansKilled { engine, .. }
             | Incident::StopForced { engine, .. }
             | Incident::LogFlooded { engine, .. }
-            | Incident::LogUnwritable { engine, .. } => Some(engine),
+            | Incident::LogUnwritable { engine, .. }
+            | Incident::ContainerClientLost { engine } => Some(engine),
             Incident::CycleSkipped { .. }
             | Incident::JournalSetAside { .. }
             | Incident::JournalFailed { .. } => None,

@@ -155,6 +155,12 @@ impl Monitor {
             Event::Exited(exit) => self.inner.tell(ProcessEvent::Exited { reason: reason(&exit), exit }),
             Event::Swept(end) => self.inner.tell(ProcessEvent::Swept(end)),
             Event::LogLost(loss) => self.inner.tell(ProcessEvent::LogLost(loss)),
+            Event::Contained(contained) => {
+                self.inner.contained(&contained);
+                self.inner.tell(ProcessEvent::Contained(contained));
+            }
+            Event::NotContained { why } => self.inner.not_contained(why),
+            Event::ClientGone => self.inner.tell(ProcessEvent::ClientGone),
         }
     }
 
@@ -167,11 +173,11 @@ impl Monitor {
     async fn take_over(self) {
         self.inner.tell(ProcessEvent::ShimLost);
         // The shim is our child and not reaped.
-        let end = sweep_orphans(&self.inner.scope, SessionHeld::Yes).await;
+        let end = sweep_orphans(&self.inner.scope(), SessionHeld::Yes).await;
         let gone = end.left.is_empty();
         self.inner.tell(ProcessEvent::Swept(end));
         if gone {
-            if let Some(cgroup) = self.inner.scope.cgroup() {
+            if let Some(cgroup) = self.inner.scope().cgroup() {
                 cgroup.remove();
             }
             remove_record(&self.inner.state_file, &self.inner.state.socket);

@@ -2,6 +2,7 @@
 
 mod boot;
 mod calls;
+mod containers;
 mod cycles;
 mod device_trouble;
 mod draining;
