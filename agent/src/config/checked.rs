@@ -68,6 +68,8 @@ pub struct Node {
     pub host_memory_reserve: u64,
     /// How long an orderly shutdown may take before what is left is killed. Default 60 s.
     pub shutdown_grace: Duration,
+    /// What SIGTERM does with the engines. Default: stop.
+    pub on_stop: OnStop,
 }
 
 impl Node {
@@ -75,6 +77,16 @@ impl Node {
     pub fn control_socket(&self) -> PathBuf {
         self.runtime_dir.join("control.sock")
     }
+}
+
+/// What becomes of the engines when the agent is told to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnStop {
+    /// They are stopped, each by its grace.
+    Stop,
+    /// They go on; the next agent takes them over.
+    Leave,
 }
 
 /// How log lines look.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use hotbunk_core::tier::Tier;
 
-use super::checked::{Drain, LogFormat, Strategy};
+use super::checked::{Drain, LogFormat, OnStop, Strategy};
 use super::reader::{Located, OneOrMany, Size, Span, section, words};
 
 words!(Tier, [
@@ -23,6 +23,7 @@ words!(Strategy, [
     "park" => Strategy::Park,
 ]);
 words!(Drain, ["wait" => Drain::Wait, "freeze" => Drain::Freeze, "abort" => Drain::Abort]);
+words!(OnStop, ["stop" => OnStop::Stop, "leave" => OnStop::Leave]);
 words!(LogFormat, ["text" => LogFormat::Text, "json" => LogFormat::Json]);
 
 section! {
@@ -78,6 +79,8 @@ section! {
         host_memory_reserve: Size,
         /// How long an orderly shutdown may take before what is left is killed. Default 60s.
         shutdown_grace: Span,
+        /// What SIGTERM does with the engines: "stop" them, or "leave" them to the next agent. Default stop.
+        on_stop: OnStop,
     }
 }
 

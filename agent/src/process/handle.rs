@@ -134,8 +134,9 @@ pub struct EngineProcess {
 }
 
 impl EngineProcess {
-    /// Takes hold of an engine whose shim has just reported for duty.
-    pub(super) fn attach(state: ShimState, state_file: PathBuf, shim: Child) -> EngineProcess {
+    /// Takes hold of an engine whose shim has just reported for duty, or (without a child) of one that a former agent
+    /// had started.
+    pub(super) fn attach(state: ShimState, state_file: PathBuf, shim: Option<Child>) -> EngineProcess {
         let (questions, asked) = mpsc::unbounded_channel();
         let held = Mutex::new(Held { scope: Scope::of(&state), not_contained: None });
         let inner = Arc::new(Inner { held, state, state_file, bus: Mutex::default() });

@@ -185,9 +185,9 @@ async fn what_its_runtime_does_not_end_is_left_and_reported() {
     drop(agent);
 }
 
-/// Somebody else's server came up on the port while ours was starting: it is young, it listens, and it is not ours.
+/// What listens is young and in a cgroup of its own, and serves another model: it is not taken for ours.
 #[tokio::test]
-async fn a_stranger_in_a_container_is_neither_controlled_nor_stopped() {
+async fn a_container_that_serves_another_model_is_not_taken_for_ours() {
     let runtime = Runtime::start(CLIENT, true);
     let once = r#"restart = { budget = 0, initial = "100ms", max = "100ms" }"#;
     let mut b = EngineSetup::new("B", "B").flag(&["--model", "somebody/else"]);
@@ -250,5 +250,57 @@ async fn a_container_whose_shim_was_killed_is_stopped_by_its_runtime() {
     assert_ne!(pid(&agent, "A").await, before);
     node.engine("A").serves().await;
     assert!(runtime.asked().contains(&"stop A".to_owned()), "{:?}", runtime.asked());
+    agent.stop().await;
+}
+
+/// An agent that was killed leaves its shims, their clients and the containers. The next one knows the containers by the
+/// record's proofs, takes them over as they are, and goes on: nothing is restarted, nothing is told to stop.
+#[tokio::test]
+async fn a_later_agent_takes_its_containers_over() {
+    for with_cgroups in [true, false] {
+        let runtime = Runtime::start(CLIENT, with_cgroups);
+        let (node, agent) = up(pair(&runtime)).await;
+        let before = (pid(&agent, "A").await, pid(&agent, "B").await);
+        // One of them has lost its client, too.
+        let clients = node.living().into_iter();
+        let client = clients.filter(|p| p.command.contains("/socket run") && p.command.contains("--name B "));
+        client.for_each(|p| kill(p.pid));
+        until("the loss to be told", async || agent.incident_codes(0).await == ["container_client_lost B"])
+            .await;
+        agent.kill().await;
+        node.engine("A").serves().await;
+
+        let agent = node.start().await;
+        let mark = agent.mark().await;
+        agent.until_at("A", Tier::Awake).await;
+        agent.until_at("B", Tier::Level1).await;
+        assert_eq!((pid(&agent, "A").await, pid(&agent, "B").await), before);
+        agent.done(Switch::to("B").strategy(Strategy::SleepFirst)).await;
+        agent.done(Switch::to("A").strategy(Strategy::SleepFirst)).await;
+        node.engine("A").serves().await;
+        assert_eq!(runtime.asked(), ["run B", "run A"].map(str::to_owned));
+        assert_eq!(agent.entries("spawned", mark).await.len(), 0);
+        // And it hears of their end like the first.
+        kill(before.0);
+        until("a new container", async || agent.entries("spawned", mark).await.len() == 1).await;
+        agent.until_at("A", Tier::Awake).await;
+        agent.stop().await;
+        assert_eq!((runtime.pid("A"), runtime.pid("B")), (None, None));
+    }
+}
+
+/// A container that ended while no agent was there to see.
+#[tokio::test]
+async fn a_container_that_ended_unseen_is_started_again() {
+    let runtime = Runtime::start(CLIENT, true);
+    let (node, agent) = up(pair(&runtime)).await;
+    agent.kill().await;
+    runtime.destroy("A");
+    until("it to be gone", async || runtime.pid("A").is_none()).await;
+    let agent = node.start().await;
+    agent.until_at("A", Tier::Awake).await;
+    node.engine("A").serves().await;
+    agent.until_at("B", Tier::Level1).await;
+    assert!(!runtime.asked().iter().any(|line| line.starts_with("stop")), "{:?}", runtime.asked());
     agent.stop().await;
 }

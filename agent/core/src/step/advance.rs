@@ -266,7 +266,7 @@ impl Cx<'_> {
     }
 
     /// Rewrites the program by the failure ladder.
-    fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
+    pub(super) fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
         let Some(op) = self.node.operations.iter().find(|op| op.id == id) else { return };
         let recovery = recover(self.node, op, &step, cause);
         let Some(engine) = step.engine() else { return };
@@ -332,7 +332,7 @@ impl Cx<'_> {
     }
 
     /// One incident for each engine and operation: the first, which names the cause.
-    fn report(
+    pub(super) fn report(
         &mut self,
         id: OperationId,
         engine: EngineId,
@@ -390,7 +390,7 @@ impl Cx<'_> {
     }
 
     /// The last rung: its process tree goes. On its way out that is as good as asleep; else the goal is given up.
-    fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
+    pub(super) fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
         let failed = matches!(self.node.engine(engine).condition, Condition::Failed(_));
         let Some(op) = self.op(id) else { return };
         op.attempts = 0;
