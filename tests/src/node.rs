@@ -37,6 +37,7 @@ pub struct EngineSetup {
     devices: Vec<usize>,
     flags: Vec<String>,
     lines: Vec<String>,
+    before: Vec<String>,
 }
 
 impl EngineSetup {
@@ -51,7 +52,15 @@ impl EngineSetup {
             devices: vec![0],
             flags: Vec::new(),
             lines: Vec::new(),
+            before: Vec::new(),
         }
+    }
+
+    /// Words before its command: whoever starts it on the agent's behalf.
+    #[must_use]
+    pub fn started_by(mut self, words: &[&str]) -> Self {
+        self.before = words.iter().map(|w| (*w).to_owned()).collect();
+        self
     }
 
     /// The vLLM release that it behaves as.
@@ -103,13 +112,14 @@ impl EngineSetup {
         let ledgers: Vec<String> = on.iter().map(|d| d.ledger(dir).display().to_string()).collect();
         let count = u64::try_from(on.len()).unwrap_or(1);
         let op_log = dir.join(format!("{}.ops.jsonl", self.name));
-        let mut words = vec![
+        let mut words = self.before.clone();
+        words.extend([
             "/bin/sh".to_owned(),
             dir.join("launch.sh").display().to_string(),
             "sim-engine".to_owned(),
             "--name".to_owned(),
             self.name.clone(),
-        ];
+        ]);
         let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
         flag("role", self.role.clone());
         if self.name != self.role {

@@ -85,6 +85,14 @@ pub enum Incident {
         /// Bytes that were lost when it was noticed.
         lost_bytes: u64,
     },
+    /// The container runtime's client has ended alone.
+    #[error(
+        "the container of engine {engine} runs on, but its client has ended: its output is not kept until it is restarted"
+    )]
+    ContainerClientLost {
+        /// Engine's name.
+        engine: String,
+    },
     /// A scheduled cycle did not run.
     #[error("the scheduled cycle {plan} was left out: {reason}")]
     CycleSkipped {
@@ -111,7 +119,7 @@ pub enum Incident {
 
 impl Incident {
     /// The code of every incident of this list.
-    pub const CODES: [&'static str; 10] = [
+    pub const CODES: [&'static str; 11] = [
         "predecessor_stopped",
         "left_alone",
         "settings_changed",
@@ -119,6 +127,7 @@ impl Incident {
         "stop_forced",
         "log_flooded",
         "log_unwritable",
+        "container_client_lost",
         "cycle_skipped",
         "journal_set_aside",
         "journal_failed",
@@ -134,6 +143,7 @@ impl Incident {
             Incident::StopForced { .. } => "stop_forced",
             Incident::LogFlooded { .. } => "log_flooded",
             Incident::LogUnwritable { .. } => "log_unwritable",
+            Incident::ContainerClientLost { .. } => "container_client_lost",
             Incident::CycleSkipped { .. } => "cycle_skipped",
             Incident::JournalSetAside { .. } => "journal_set_aside",
             Incident::JournalFailed { .. } => "journal_failed",
@@ -148,7 +158,8 @@ impl Incident {
             | Incident::OrphansKilled { engine, .. }
             | Incident::StopForced { engine, .. }
             | Incident::LogFlooded { engine, .. }
-            | Incident::LogUnwritable { engine, .. } => Some(engine),
+            | Incident::LogUnwritable { engine, .. }
+            | Incident::ContainerClientLost { engine } => Some(engine),
             Incident::LeftAlone { .. }
             | Incident::CycleSkipped { .. }
             | Incident::JournalSetAside { .. }

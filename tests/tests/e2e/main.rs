@@ -3,7 +3,9 @@
 mod admission;
 mod boot;
 mod calls;
+mod containers;
 mod cycles;
+mod device_trouble;
 mod draining;
 mod drift;
 mod faults;
