@@ -8,12 +8,16 @@
 //! cargo bench -p hotbunk-benches --bench handoff -- park auto     those that are named
 //! cargo bench -p hotbunk-benches --bench reference                the reference cycle, 20 times faster
 //! cargo bench -p hotbunk-benches --bench rest                     the agent at rest for 30 s (`-- --quick`: 10 s)
+//! cargo bench -p hotbunk-benches --bench gateway                  the gateway beside nginx (`-- --quick`: less of it)
 //! ```
 //!
 //! All but `planner` run the released agent with simulated engines, real processes and a real journal, and read what
 //! they print from its report. Each figure stands beside its budget; over a budget nothing fails, since times belong
 //! to the machine and what else it is doing: the load average is printed with them. Reports, journals and logs of the
 //! last run stay under `target/bench/`.
+
+pub mod daemon;
+pub mod usage;
 
 use anyhow::{Context, bail};
 use comfy_table::{CellAlignment, Table, presets};
@@ -160,6 +164,12 @@ pub fn table(header: &[&str]) -> Table {
 pub fn verdict(is: f64, budget: f64) -> String {
     let word = if is <= budget { "ok" } else { "OVER" };
     format!("{word} ({:.2} of it)", is / budget)
+}
+
+/// Beside a goal that is to be reached or passed: how much of it is there.
+pub fn reached(is: f64, goal: f64) -> String {
+    let word = if is >= goal { "ok" } else { "UNDER" };
+    format!("{word} ({:.2} of it)", is / goal)
 }
 
 /// Prints a line to stdout.

@@ -17,6 +17,7 @@ pub mod effects;
 pub mod engine;
 pub mod events;
 pub mod explain;
+pub mod gateway;
 pub mod host;
 pub mod journal;
 pub mod logs;

@@ -15,6 +15,7 @@ mod ctl;
 mod engine;
 mod node;
 mod processes;
+mod requests;
 mod wait;
 
 pub use agent::{Agent, IncidentSeen};
@@ -24,6 +25,7 @@ pub use ctl::{Done, ctl};
 pub use engine::{Engine, Stream};
 pub use node::{DeviceSetup, EngineSetup, Node, Setup, free_port};
 pub use processes::{Process, kill, living, signal};
+pub use requests::Requests;
 pub use wait::{PATIENCE, until, until_some};
 
 /// One MiB in bytes.

@@ -29,11 +29,16 @@ pub struct Demand {
     pub oldest: Option<Moment>,
 }
 
+/// So many switches in a row that an engine itself makes fail: what is wrong with it will not pass by itself.
+const BROKEN: u32 = 3;
+
 /// Switches that an engine's demand asked for and that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Retry {
     /// How many in a row.
     pub failures: u32,
+    /// How many of them by the engine's own doing.
+    pub own: u32,
     /// Not again before this.
     pub not_before: Moment,
 }
@@ -45,6 +50,11 @@ impl Retry {
         let doubled = RETRY_FIRST.saturating_mul(1 << self.failures.min(10));
         self.failures = self.failures.saturating_add(1);
         self.not_before = now + doubled.max(took).min(RETRY_MOST);
+    }
+
+    /// Whether its engine should rather be ended and started than be asked again.
+    pub fn is_hopeless(&self) -> bool {
+        self.own >= BROKEN
     }
 }
 

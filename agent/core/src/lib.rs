@@ -6,12 +6,14 @@
 //! [`step`] (how it goes on), [`recover`] (when it does not) and [`plan`] (which one is chosen).
 
 pub mod backoff;
+pub mod bucket;
 pub mod call;
 pub mod capability;
 pub mod demand;
 pub mod effect;
 pub mod event;
 pub mod fairness;
+pub mod hold;
 pub mod ids;
 pub mod invariants;
 pub mod ladder;

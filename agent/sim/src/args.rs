@@ -45,6 +45,9 @@ pub struct SimArgs {
     /// Append operations with their true times to this file
     #[arg(long, value_name = "PATH")]
     pub op_log: Option<PathBuf>,
+    /// Append every HTTP request to this file, before it is handled
+    #[arg(long, value_name = "PATH")]
+    pub request_log: Option<PathBuf>,
     /// A model's first start with this directory is cold, later ones are warm; without it every start is warm
     #[arg(long, value_name = "DIR")]
     pub cache_dir: Option<PathBuf>,

@@ -93,6 +93,8 @@ pub(crate) enum Call {
     },
     /// `/reset_mm_cache`, `/reset_encoder_cache`: nothing to reset, but answered by the core.
     Nothing,
+    /// The simulation's own: requests counted, and those that came while the engine was not awake.
+    Arrivals,
     WeightChecksums,
 }
 

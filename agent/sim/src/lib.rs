@@ -42,6 +42,7 @@ mod unverified;
 pub mod version;
 
 pub use args::SimArgs;
+pub use server::RequestRecord;
 pub use unverified::UNVERIFIED;
 
 use std::io::Write;

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use super::gateway::Gateway;
 use hotbunk_core::tier::Tier;
 use serde::Serialize;
 
@@ -31,6 +32,8 @@ pub struct Config {
     pub engines: Vec<Engine>,
     /// How handoffs are made where the caller names nothing.
     pub policy: Policy,
+    /// The endpoint for clients, and who they are.
+    pub gateway: Gateway,
     /// How much the journal keeps.
     pub journal: Journal,
     /// Cycles that run by themselves.

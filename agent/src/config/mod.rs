@@ -19,6 +19,7 @@ pub mod checked;
 mod cron;
 pub mod cycle_plan;
 pub mod diagnostics;
+pub mod gateway;
 pub mod places;
 mod raw;
 mod reader;
@@ -28,12 +29,14 @@ pub mod units;
 #[cfg(test)]
 mod tests;
 
+pub use check::{KnownBad, Releases, Spoils, known_bad};
 pub use checked::{
     Config, Device, Drain, Engine, Journal, LogFiles, LogFormat, Node, PlanRef, Policy, Restart, Sampling,
     Schedule, Secret, Selector, Simulated, Source, Strategy, Timeouts,
 };
 pub use cycle_plan::CyclePlan;
 pub use diagnostics::{Diagnostics, Position, Problem, Severity};
+pub use gateway::{Gateway, Limits, Tenant};
 pub use places::{DEFAULT_CONFIG, Facts};
 
 use diagnostics::Problems;

@@ -2,7 +2,7 @@
 
 use super::Seen;
 use crate::config;
-use crate::engine::{Canary, Client, Endpoint, Health, Identity};
+use crate::engine::{Canary, Client, Detected, Endpoint, Health, Identity};
 use crate::events::Incident;
 use crate::process::{EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to};
 use hotbunk_core::capability::Capabilities;
@@ -44,6 +44,8 @@ pub struct Facts {
     pub version: Option<String>,
     /// `max_model_len`.
     pub context_tokens: Option<u32>,
+    /// What it can do, and how that was learned.
+    pub detected: Option<Detected>,
 }
 
 impl EngineSlot {
@@ -211,7 +213,7 @@ impl EngineSlot {
         match client.detect(Some(self.config.workers), QUESTION).await {
             Ok(detected) => {
                 let version = Some(detected.capabilities.version.to_string());
-                self.live(|l| l.facts = Facts { version, context_tokens });
+                self.live(|l| l.facts = Facts { version, context_tokens, detected: Some(detected) });
                 Asked::Ready(detected.capabilities)
             }
             Err(why) => Asked::NotYet(why.to_string()),

@@ -8,6 +8,7 @@
 //! What is not known is absent. Prometheus' client has no way to take a gauge back, so an unknown value is kept as NaN
 //! and left out when the page is rendered.
 
+mod gateway;
 mod name;
 mod page;
 mod serve;
@@ -78,7 +79,11 @@ struct Inner {
     handle: PrometheusHandle,
     /// When each device was last read.
     readings: Mutex<BTreeMap<String, Moment>>,
+    sources: Mutex<Vec<Source>>,
 }
+
+/// Brings series up to date that are only looked at when somebody scrapes.
+type Source = Box<dyn Fn(&Metrics) + Send>;
 
 impl std::fmt::Debug for Metrics {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -120,14 +125,15 @@ impl Metrics {
             let (key, unit, help) =
                 (name.as_str().into(), Some(name.unit()), SharedString::from(name.help()));
             match name.kind() {
+                Kind::Counter if name.is_fractional() => recorder.describe_gauge(key, unit, help),
                 Kind::Counter => recorder.describe_counter(key, unit, help),
                 Kind::Gauge => recorder.describe_gauge(key, unit, help),
                 Kind::Histogram => recorder.describe_histogram(key, unit, help),
             }
         }
         let handle = recorder.handle();
-        let metrics =
-            Metrics { inner: Arc::new(Inner { recorder, handle, readings: Mutex::new(BTreeMap::new()) }) };
+        let (readings, sources) = (Mutex::default(), Mutex::default());
+        let metrics = Metrics { inner: Arc::new(Inner { recorder, handle, readings, sources }) };
         let version = Label::from_static_parts("version", env!("CARGO_PKG_VERSION"));
         metrics.gauge(Name::BuildInfo, vec![version]).set(1.0);
         metrics.journal_dropped_samples(0);
@@ -268,8 +274,16 @@ impl Metrics {
         self.counter(Name::JournalDroppedSamples, Vec::new()).absolute(total);
     }
 
+    /// Has this done before each scrape. It must not hold on to these metrics.
+    pub fn before_scrape(&self, source: impl Fn(&Metrics) + Send + 'static) {
+        self.inner.sources.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(source));
+    }
+
     /// The page at `now`, in Prometheus' text format, in a stable order.
     pub fn render(&self, now: Moment) -> String {
+        for source in &*self.inner.sources.lock().unwrap_or_else(PoisonError::into_inner) {
+            source(self);
+        }
         let readings = self.inner.readings.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (device, at) in &readings {
             let age = now.since(*at).as_secs_f64();

@@ -29,6 +29,12 @@ pub enum Name {
     CanaryMismatches,
     Operations,
     Incidents,
+    GatewayHeld,
+    GatewayHold,
+    GatewayInFlight,
+    GatewayRefusals,
+    Switching,
+    TenantSwitching,
     Handoff,
     HandoffOverhead,
     HandoffPhase,
@@ -42,7 +48,7 @@ pub enum Name {
 
 impl Name {
     /// Every name.
-    pub const ALL: [Name; 21] = [
+    pub const ALL: [Name; 27] = [
         Name::BuildInfo,
         Name::Up,
         Name::EngineTier,
@@ -55,6 +61,12 @@ impl Name {
         Name::CanaryMismatches,
         Name::Operations,
         Name::Incidents,
+        Name::GatewayHeld,
+        Name::GatewayHold,
+        Name::GatewayInFlight,
+        Name::GatewayRefusals,
+        Name::Switching,
+        Name::TenantSwitching,
         Name::Handoff,
         Name::HandoffOverhead,
         Name::HandoffPhase,
@@ -81,6 +93,12 @@ impl Name {
             Name::CanaryMismatches => "hotbunk_canary_mismatches_total",
             Name::Operations => "hotbunk_operations_total",
             Name::Incidents => "hotbunk_incidents_total",
+            Name::GatewayHeld => "hotbunk_gateway_held",
+            Name::GatewayHold => "hotbunk_gateway_hold_seconds",
+            Name::GatewayInFlight => "hotbunk_gateway_in_flight",
+            Name::GatewayRefusals => "hotbunk_gateway_refusals_total",
+            Name::Switching => "hotbunk_device_switching_seconds_total",
+            Name::TenantSwitching => "hotbunk_tenant_switch_seconds_total",
             Name::Handoff => "hotbunk_handoff_seconds",
             Name::HandoffOverhead => "hotbunk_handoff_overhead_seconds",
             Name::HandoffPhase => "hotbunk_handoff_phase_seconds",
@@ -100,11 +118,16 @@ impl Name {
             | Name::CanaryMismatches
             | Name::Operations
             | Name::Incidents
+            | Name::GatewayRefusals
+            | Name::Switching
+            | Name::TenantSwitching
             | Name::SamplesMissed
             | Name::JournalDroppedSamples => Kind::Counter,
-            Name::Handoff | Name::HandoffOverhead | Name::HandoffPhase | Name::JournalCommit => {
-                Kind::Histogram
-            }
+            Name::Handoff
+            | Name::HandoffOverhead
+            | Name::HandoffPhase
+            | Name::GatewayHold
+            | Name::JournalCommit => Kind::Histogram,
             Name::BuildInfo
             | Name::Up
             | Name::EngineTier
@@ -113,10 +136,18 @@ impl Name {
             | Name::EngineDeviceBytes
             | Name::EngineResidualBytes
             | Name::EngineHostBytes
+            | Name::GatewayHeld
+            | Name::GatewayInFlight
             | Name::DeviceUsedBytes
             | Name::DeviceTotalBytes
             | Name::DeviceReadingAge => Kind::Gauge,
         }
+    }
+
+    /// Whether it counts fractions. The exporter's counters are whole numbers, so such a one is kept as a gauge and
+    /// rendered as what it is.
+    pub(super) fn is_fractional(self) -> bool {
+        self.kind() == Kind::Counter && self.unit() == Unit::Seconds
     }
 
     /// What its values count.
@@ -130,6 +161,9 @@ impl Name {
             Name::Handoff
             | Name::HandoffOverhead
             | Name::HandoffPhase
+            | Name::GatewayHold
+            | Name::Switching
+            | Name::TenantSwitching
             | Name::DeviceReadingAge
             | Name::JournalCommit => Unit::Seconds,
             Name::BuildInfo
@@ -141,6 +175,9 @@ impl Name {
             | Name::CanaryMismatches
             | Name::Operations
             | Name::Incidents
+            | Name::GatewayHeld
+            | Name::GatewayInFlight
+            | Name::GatewayRefusals
             | Name::SamplesMissed
             | Name::JournalDroppedSamples => Unit::Count,
         }
@@ -176,6 +213,17 @@ impl Name {
             Name::Incidents => {
                 "What happened without being asked for, by code; no engine where none is concerned."
             }
+            Name::GatewayHeld => "Requests that wait in the gateway for the engine.",
+            Name::GatewayHold => {
+                "How long requests waited in the gateway that were let in after all; those that need not wait are not \
+                 counted."
+            }
+            Name::GatewayInFlight => "Requests that the gateway has on the engine, frozen ones included.",
+            Name::GatewayRefusals => "Requests that the gateway refused, by the answer's code.",
+            Name::Switching => {
+                "Time in which an operation moved memory on the device; its rate is the share of time lost to switching."
+            }
+            Name::TenantSwitching => "Duration of the switches that a tenant's requests caused.",
             Name::Handoff => {
                 "From the acceptance of a handoff or activation to the incoming engine's first token, drain left out."
             }

@@ -1,8 +1,12 @@
 //! The page's text, put in order.
 
+use super::Name;
+
 /// Sorts families by name and the series of counters and gauges by label, leaves out what is unknown (NaN), and
 /// families without a series. The exporter's own order changes from scrape to scrape.
 pub(super) fn tidy(text: &str) -> String {
+    let fractional: Vec<&str> =
+        Name::ALL.into_iter().filter(|name| name.is_fractional()).map(Name::as_str).collect();
     let mut families: Vec<(&str, String)> = Vec::new();
     for family in text.split("\n\n") {
         let mut series: Vec<&str> = Vec::new();
@@ -14,7 +18,10 @@ pub(super) fn tidy(text: &str) -> String {
                 is_histogram = kind.ends_with(" histogram");
             }
             if line.starts_with('#') {
-                head.push_str(line);
+                match line.strip_suffix(" gauge").filter(|_| fractional.contains(&name)) {
+                    Some(counter) => head.push_str(&format!("{counter} counter")),
+                    None => head.push_str(line),
+                }
                 head.push('\n');
             } else if !line.is_empty() && !line.ends_with(" NaN") {
                 series.push(line);

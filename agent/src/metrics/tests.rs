@@ -32,6 +32,12 @@ fn filled() -> Metrics {
     metrics.handoff_overhead(HANDOFF, Duration::from_millis(5));
     metrics.handoff_phase(HANDOFF, Phase::WakeKv, Duration::from_millis(75));
     metrics.handoff_phase(HANDOFF, Phase::Sleep, Duration::from_millis(25));
+    metrics.gateway_load("A", 2, 0);
+    metrics.gateway_load("B", 0, 3);
+    metrics.gateway_waited("B", Duration::from_millis(240));
+    metrics.gateway_refused("B", "queue_full");
+    metrics.switching("gpu0", Duration::from_millis(12_340));
+    metrics.tenant_switching("default", Duration::from_millis(2_500));
     metrics.device_total("gpu0", 48_305_799_168);
     metrics.device_used("gpu0", Moment(1_000_000_000), Some(34_985_742_336));
     metrics.device_used("gpu1", Moment(1_000_000_000), None);

@@ -1,6 +1,7 @@
 //! The agent, end to end: real processes, real signals, real sockets; only vLLM and the device are simulated.
 
 mod boot;
+mod calls;
 mod cycles;
 mod draining;
 mod drift;

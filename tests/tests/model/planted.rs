@@ -1,8 +1,11 @@
 //! Bugs put between the core and the world. The check must find each of them.
 
 use crate::system::{Planted, Sys};
+use hotbunk_core::demand::Demand;
 use hotbunk_core::effect::Ticket;
-use hotbunk_core::event::Event;
+use hotbunk_core::event::{By, Event};
+use hotbunk_core::program::Step;
+use hotbunk_core::state::{Node, Operation};
 
 /// A reservation is dropped after each step.
 pub(crate) fn dropped_reservation() -> Planted {
@@ -42,6 +45,27 @@ pub(crate) fn late_reply() -> Planted {
         waited.extend(sys.node.operations.iter().filter_map(|op| op.current.as_ref()).map(|c| c.ticket));
         if let (false, Some(other)) = (waited.contains(ticket), waited.first()) {
             *ticket = *other;
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// Of a request that was given up only the count hears, and nothing follows from it.
+pub(crate) fn deaf_to_hang_ups() -> Planted {
+    let node = |node: &mut Node| {
+        let drains = |op: &Operation| op.current.as_ref().is_some_and(|c| matches!(c.step, Step::Drain(_)));
+        if node.operations.iter().any(|op| op.by == By::Gateway && drains(op)) {
+            node.engines.iter_mut().for_each(|e| e.demand = Demand::default());
+        }
+    };
+    Planted { node, ..Planted::default() }
+}
+
+/// That requests are held is never heard.
+pub(crate) fn deaf_to_requests() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        if let Event::Demand { demand, .. } = event {
+            *demand = Demand::default();
         }
     };
     Planted { event, ..Planted::default() }

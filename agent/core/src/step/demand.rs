@@ -8,7 +8,7 @@ use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::ladder;
 use crate::program::{Cause, Step};
 use crate::spec::DrainPolicy;
-use crate::state::{Operation, Stage};
+use crate::state::{Condition, Drift, Operation, Stage};
 use crate::time::Moment;
 use std::time::Duration;
 
@@ -81,7 +81,17 @@ impl Cx<'_> {
         match op.by {
             // Given up because nobody wants it any more: whoever comes next is no repetition.
             By::Gateway if cancelled && e.demand.held == 0 => {}
-            By::Gateway if op.failure.is_some() => e.retry.failed(now.since(op.accepted), now),
+            By::Gateway if op.failure.is_some() => {
+                let own =
+                    op.failure.as_ref().is_some_and(|f| f.engine == engine && f.cause.is_of_the_engine());
+                e.retry.own = if own { e.retry.own.saturating_add(1) } else { 0 };
+                e.retry.failed(now.since(op.accepted), now);
+                if e.retry.is_hopeless() && e.process && e.condition == Condition::Settled {
+                    e.retry.own = 0;
+                    let reason = "it cannot be woken: it is ended and started anew";
+                    self.transit(engine, reason, |e| e.condition = Condition::Adrift(Drift::Unresolved));
+                }
+            }
             // Well ended, or given up for somebody's demand: the rungs still count from the last use.
             By::Agent if op.failure.is_none() || (cancelled && pressed) => e.ladder_from = Moment(0),
             _ => {}

@@ -18,6 +18,7 @@ impl EngineCore {
                 let had_running = self.scheduler.running() > 0;
                 if self.settings.args.version.sleep_pauses() {
                     self.stop_requests(mode);
+                    self.arrivals.look(false, began_ns);
                     if mode == Mode::Wait && self.scheduler.running() > 0 {
                         self.draining.push(Draining { id, call, began_ns });
                         return;
@@ -40,6 +41,7 @@ impl EngineCore {
                         Mode::Wait => {}
                     }
                 }
+                self.arrivals.look(false, began_ns);
                 if mode == Mode::Wait && self.scheduler.has_work() {
                     self.draining.push(Draining { id, call, began_ns });
                     return;
@@ -58,8 +60,10 @@ impl EngineCore {
             Call::IsSleeping => Ok(json!(self.is_sleeping())),
             Call::IsPaused => Ok(json!(self.is_paused())),
             Call::Nothing => Ok(Value::Null),
+            Call::Arrivals => Ok(self.arrivals.report()),
             Call::WeightChecksums => Ok(self.weight_checksums()),
         };
+        self.arrivals.look(!self.is_paused() && !self.executor.is_sleeping(), began_ns);
         self.reply(id, answer);
     }
 

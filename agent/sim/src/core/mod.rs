@@ -5,6 +5,7 @@
 //! with its arrival; a signal thread ends the process on SIGTERM. Nobody watches the parent: when the API server is
 //! killed the core stays, with its memory (CONTRACT 5 [run]).
 
+mod arrivals;
 mod control;
 mod devices;
 mod executor;
@@ -19,6 +20,7 @@ use crate::clock::{now_ns, sharpen_timers};
 use crate::faults::{FaultKind, Faults};
 use crate::ipc::{Call, FromCore, Mode, NewRequest, Output, ToCore};
 use crate::oplog::{Op, OpLogWriter, OpRecord};
+use arrivals::Arrivals;
 use executor::Executor;
 use scheduler::{Pause, Scheduler, StepContext};
 use std::collections::VecDeque;
@@ -87,6 +89,7 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
         served_any: false,
         is_hung: false,
         signals,
+        arrivals: Arrivals::default(),
         settings,
     };
     core.record(Op::Start, "", began_ns, true);
@@ -154,6 +157,7 @@ struct EngineCore {
     served_any: bool,
     is_hung: bool,
     signals: signals::Signals,
+    arrivals: Arrivals,
 }
 
 impl EngineCore {
@@ -254,6 +258,7 @@ impl EngineCore {
     }
 
     fn add(&mut self, request: NewRequest, at_ns: u64) {
+        self.arrivals.count(at_ns);
         if self.front_paused {
             self.held_in_front.push((at_ns, request));
         } else {

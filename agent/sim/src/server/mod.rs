@@ -13,6 +13,7 @@ mod metrics;
 mod openai;
 mod openapi;
 mod pause;
+mod request_log;
 mod shutdown;
 mod sim_routes;
 mod sleep;
@@ -20,6 +21,7 @@ mod sse;
 mod state;
 
 pub(crate) use boot::run;
+pub use request_log::RequestRecord;
 
 use axum::Router;
 use axum::extract::{DefaultBodyLimit, Request};
@@ -46,6 +48,7 @@ fn router(shared: &Shared) -> Router {
         .fallback(async || (StatusCode::NOT_FOUND, axum::Json(json!({ "detail": "Not Found" }))))
         .method_not_allowed_fallback(async || method_not_allowed())
         .layer(middleware::from_fn(refuse_head))
+        .layer(middleware::from_fn_with_state(shared.clone(), request_log::note))
         // vLLM has no limit; prompts with images are large.
         .layer(DefaultBodyLimit::disable())
         .with_state(shared.clone())

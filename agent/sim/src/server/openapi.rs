@@ -60,13 +60,14 @@ pub(crate) fn routes(shared: &ServerState) -> Vec<Route> {
         get(sim_routes::list).post(sim_routes::arm).delete(sim_routes::clear)
     });
     add(true, "/sim/speed", POST, || post(sim_routes::set_speed));
+    add(true, "/sim/arrivals", GET, || get(sim_routes::arrivals));
     routes
 }
 
 /// `GET /openapi.json`.
 async fn document(State(shared): State<Shared>) -> Response {
     // Scrapes and documents are not part of FastAPI's schema.
-    let hidden = ["/metrics", "/openapi.json", "/sim/fault", "/sim/speed"];
+    let hidden = ["/metrics", "/openapi.json", "/sim/fault", "/sim/speed", "/sim/arrivals"];
     let mut paths = Map::new();
     for route in routes(&shared).iter().filter(|r| !hidden.contains(&r.path)) {
         let methods: Map<String, Value> = route

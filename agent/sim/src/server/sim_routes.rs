@@ -1,10 +1,12 @@
-//! `/sim/fault` and `/sim/speed`: faults and pace while the engine runs. The simulation's own routes.
+//! `/sim/fault`, `/sim/speed`, `/sim/arrivals`: faults and pace while the engine runs, and which requests came while it
+//! was not awake. The simulation's own routes.
 
+use super::errors;
 use super::sleep::{first, query_pairs};
 use super::state::{Shared, lock};
 use crate::args::is_speed;
 use crate::faults::{Fault, FaultKind};
-use crate::ipc::ToCore;
+use crate::ipc::{Call, ToCore};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::{RawQuery, State};
@@ -41,6 +43,14 @@ pub(crate) async fn set_speed(State(shared): State<Shared>, body: Bytes) -> Resp
     *lock(&shared.speed) = speed;
     shared.link.send(&ToCore::SetSpeed(speed));
     Json(json!({ "speed": speed })).into_response()
+}
+
+/// `GET /sim/arrivals`: `{"arrived":…,"asleep":…,"late_ms":[…]}` of this process's life.
+pub(crate) async fn arrivals(State(shared): State<Shared>) -> Response {
+    match shared.link.call(Call::Arrivals).await {
+        Ok(value) => Json(value).into_response(),
+        Err(error) => errors::control(&shared, &error),
+    }
 }
 
 /// `DELETE /sim/fault[?kind=…]`.

@@ -273,3 +273,24 @@ async fn release_0_32_tells_in_json_and_refuses_what_is_wrong() {
     assert_eq!(tell("/wake_up").await.0, 200);
     assert_eq!(engine.post_json("/weight_checker", &compare).await.1["match"], false);
 }
+
+#[tokio::test]
+async fn requests_that_come_while_it_sleeps_are_recorded() {
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    let arrivals = async || -> (Value, Value) {
+        let body: Value = engine.get("/sim/arrivals").await.json().await.unwrap();
+        (body["arrived"].clone(), body["asleep"].clone())
+    };
+    engine.text(2).await;
+    assert_eq!(arrivals().await, (json!(1), json!(0)));
+    assert_eq!(engine.post("/sleep?level=1&mode=keep").await, 200);
+    let late = engine.text(2);
+    let wake = async {
+        until("the request to be there", async || arrivals().await.0 == 2).await;
+        assert_eq!(engine.post("/wake_up").await, 200);
+    };
+    tokio::join!(late, wake);
+    engine.text(2).await;
+    assert_eq!(arrivals().await, (json!(3), json!(1)));
+}

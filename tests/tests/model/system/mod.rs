@@ -4,9 +4,11 @@
 //! themselves. [`answer`] is what the world does, [`hold`] what must be true.
 
 mod answer;
+pub(crate) mod gateway;
 mod hold;
 
 use crate::world::{Proc, Size, Weights};
+use gateway::{Does, Gateway};
 use hotbunk_core::backoff::BackoffPolicy;
 use hotbunk_core::call::{Call, SleepLevel, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
@@ -81,6 +83,8 @@ pub(crate) struct Config {
     pub(crate) places_are_taken: bool,
     /// Drain policy.
     pub(crate) drain: DrainPolicy,
+    /// What a gateway asks for, and what happens where nobody asks.
+    pub(crate) gateway: Gateway,
     /// Bugs, to see that they are found.
     pub(crate) planted: Planted,
 }
@@ -131,6 +135,8 @@ pub(crate) enum Act {
     Die(u16),
     /// Somebody else puts it to sleep or wakes it.
     Meddle(u16),
+    /// The gateway does something about an engine.
+    Gateway(u16, Does),
     /// Time passes.
     Tick,
 }
@@ -181,6 +187,10 @@ pub(crate) struct Sys {
     pub(crate) faults: u8,
     /// Ticks left.
     pub(crate) ticks: u8,
+    /// What the gateway holds, by engine.
+    pub(crate) held: Vec<bool>,
+    /// Requests that may still come.
+    pub(crate) asks: u8,
     /// Actions since the last thing that went wrong.
     pub(crate) since: u16,
     /// Operations under way, as the notes told.
@@ -214,8 +224,12 @@ impl Sys {
             timeouts: Timeouts::default(),
             stop_grace: Duration::from_secs(5),
             backoff: BackoffPolicy { budget: 3, ..BackoffPolicy::default() },
-            turn: hotbunk_core::spec::Turn::default(),
-            ladder: Vec::new(),
+            turn: hotbunk_core::spec::Turn {
+                min_residency: Duration::ZERO,
+                pinned: config.gateway.pinned.iter().any(|p| usize::from(*p) == at),
+                ..hotbunk_core::spec::Turn::default()
+            },
+            ladder: config.gateway.ladder(at),
         };
         let device = |(at, (capacity, max_awake)): (usize, &(u64, u16))| DeviceSpec {
             name: format!("gpu{at}"),
@@ -279,6 +293,8 @@ impl Sys {
         Sys {
             goal: config.engines.iter().map(|s| s.at == Tier::Awake).collect(),
             tampered: vec![false; config.engines.len()],
+            held: vec![false; config.engines.len()],
+            asks: config.gateway.asks,
             node,
             procs,
             pending: Vec::new(),
@@ -411,6 +427,7 @@ impl Sys {
                 };
                 self.procs[e].call(&caps, config.engines[e].size, call, room);
             }
+            Act::Gateway(at, does) => self.does(config, *at, *does, now),
             Act::Tick => {
                 self.ticks = self.ticks.saturating_sub(1);
                 self.feed(config, Event::Tick, now);

@@ -474,3 +474,26 @@ fn cycles_and_the_starts_of_the_agent_wait_for_the_end_of_maintenance() {
     s.asks().ok_to_the_end().serving(A);
     assert!(s.node.queue.is_empty());
 }
+
+#[test]
+fn a_reload_that_fails_leaves_an_engine_that_can_be_woken() {
+    // From 0.31 on the engine goes back to sleep itself; before, it would believe for ever that its weights are awake.
+    for (minor, then) in [(31, "  A: POST /sleep?level=2&mode=wait"), (28, "  stop A's processes")] {
+        let mut s = Session::new(minor, 45, &[Tier::Level2, Tier::Level1]);
+        s.held(A).ok().answer(refused());
+        assert!(s.log.iter().any(|l| l == then), "{:#?}", s.log);
+        s.ok_to_the_end().lives(secs(120)).ok_to_the_end().serving(A);
+    }
+}
+
+#[test]
+fn an_engine_that_will_not_wake_is_started_anew() {
+    let mut s = Session::new(31, 45, &[Tier::Level1, Tier::Level1]);
+    s.held(A);
+    for _ in 0..3 {
+        // Refused twice; what has been mapped goes back.
+        s.answer(refused()).answer(refused()).ok_to_the_end().lives(secs(5));
+    }
+    assert!(s.log.iter().any(|l| l == "  A: adrift → moving"), "{:#?}", s.log);
+    s.ok_to_the_end().lives(secs(120)).ok_to_the_end().serving(A);
+}

@@ -1,4 +1,11 @@
 //! `doctor`: what the agent finds when it looks around, and what to do about it.
+//!
+//! Findings come in this order: the configuration; devices and host memory; of each engine its program, its port, what
+//! was detected of its vLLM, the calls that follow from that, and its options against the table of known-bad ones; at
+//! last each switch that could be asked for, with its way back. Nothing is changed by looking.
+
+mod engine;
+mod handoffs;
 
 use crate::config::{Config, Facts, Severity};
 use crate::device::Health;
@@ -8,8 +15,6 @@ use crate::switcher::Handle;
 use hotbunk_api::doctor::{DoctorCheck, DoctorReport, DoctorVerdict};
 use hotbunk_core::ids::DeviceId;
 use hotbunk_core::ledger::{self, human};
-use hotbunk_core::plan::{self, Ask};
-use hotbunk_core::program::Step;
 use hotbunk_core::state::Node;
 use hotbunk_core::tier::Tier;
 use std::path::{Path, PathBuf};
@@ -24,11 +29,13 @@ pub async fn examine(config: &Config, switcher: &Handle, hands: &Hands) -> Docto
         let slot = hands.slot(id);
         checks.push(program(&slot.config.name, &slot.config.command));
         checks.push(port(&slot.config.name, slot.config.port, slot.process().map(|p| p.pids())));
-        checks.push(engine(&node, hands, id));
+        let facts = slot.facts();
+        let e = node.engine(id);
+        checks.push(engine::detected(e, facts.version.as_deref(), facts.detected));
+        checks.extend(engine::calls(e));
+        checks.extend(engine::options(&slot.config, e.capabilities.map(|caps| caps.version)));
     }
-    for to in node.ids() {
-        checks.extend(handoff(&node, to));
-    }
+    checks.extend(handoffs::all(&node));
     DoctorReport { checks }
 }
 
@@ -139,74 +146,4 @@ fn port(engine: &str, port: u16, pids: Option<Vec<u32>>) -> DoctorCheck {
         },
         (Ownership::Unknown { why }, _) => check(name, DoctorVerdict::Skipped, why),
     }
-}
-
-fn engine(node: &Node, hands: &Hands, id: hotbunk_core::ids::EngineId) -> DoctorCheck {
-    let e = node.engine(id);
-    let name = format!("engine {}: vLLM", e.spec.name);
-    let Some(caps) = e.capabilities else {
-        return check(name, DoctorVerdict::Skipped, format!("not running ({})", e.condition_word()));
-    };
-    let version = hands.slot(id).facts().version.unwrap_or_else(|| caps.version.to_string());
-    let can = [
-        ("level 1", caps.can_level1()),
-        ("level 2", caps.can_level2()),
-        ("parking", caps.can_park() && !e.cannot_park),
-        ("freezing requests", caps.can_freeze_into_level1()),
-        ("retry after a failed sleep", caps.is_retry_safe()),
-    ];
-    let list = |wanted: bool| {
-        let words: Vec<&str> = can.iter().filter(|(_, can)| *can == wanted).map(|(word, _)| *word).collect();
-        if words.is_empty() { "nothing".to_owned() } else { words.join(", ") }
-    };
-    let found = format!("{version}, {} workers; can: {}; cannot: {}", caps.workers, list(true), list(false));
-    if e.restart_only {
-        let help = Some(
-            "its rehearsal failed; see the journal, mend the cause, then `ctl reset` and restart it"
-                .to_owned(),
-        );
-        return DoctorCheck {
-            help,
-            ..check(name, DoctorVerdict::Error, format!("{found}; switched by restart only"))
-        };
-    }
-    if !caps.can_level1() {
-        let help = Some("start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1".to_owned());
-        return DoctorCheck {
-            help,
-            ..check(name, DoctorVerdict::Error, format!("{found}; no sleep routes"))
-        };
-    }
-    check(name, DoctorVerdict::Ok, found)
-}
-
-/// What a switch to an engine would do now, and whether something would make it faster.
-fn handoff(node: &Node, to: hotbunk_core::ids::EngineId) -> Option<DoctorCheck> {
-    let e = node.engine(to);
-    if e.is_serving() {
-        return None;
-    }
-    let name = format!("switch to {}", e.spec.name);
-    let ask = Ask {
-        to,
-        strategy: node.policy.strategy,
-        leave: node.policy.leave,
-        drain: node.policy.drain,
-        spare_pinned: false,
-    };
-    Some(match plan::choose(node, &ask) {
-        Err(refusal) => check(name, DoctorVerdict::Warning, refusal.to_string()),
-        Ok(chosen) => {
-            let steps: Vec<String> = chosen.steps.iter().map(|s: &Step| s.sentence(node)).collect();
-            let found = format!(
-                "{}; first token in about {:.2} s",
-                steps.join(", then "),
-                chosen.first_token.as_secs_f64()
-            );
-            let faster = plan::faster(node, &ask, chosen.first_token);
-            let help = (!faster.is_empty())
-                .then(|| format!("`ctl explain {}` says what would make it faster", e.spec.name));
-            DoctorCheck { help, ..check(name, DoctorVerdict::Ok, found) }
-        }
-    })
 }

@@ -1,0 +1,378 @@
+//! Where requests and engines meet: one for the node.
+
+use super::held::Held;
+use super::lease::{Aborted, Lease};
+use super::line::{Bytes, Line, Standing, Waiter};
+use super::refusal::Refusal;
+use super::tenant::{Tenant, Tenants};
+use crate::clock;
+use crate::config::{self, Config};
+use crate::metrics::Metrics;
+use hotbunk_core::ids::EngineId;
+use hotbunk_core::state::{Condition, Node};
+use hotbunk_core::time::Moment;
+use hyper::HeaderMap;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+use tokio::sync::{oneshot, watch};
+
+/// When to ask again where nothing is known.
+const SOME_TIME: Duration = Duration::from_secs(10);
+
+/// A request, as far as admission needs it.
+#[derive(Debug, Clone, Copy)]
+pub struct Ask {
+    /// The engine of its model.
+    pub engine: EngineId,
+    /// Whether the answer is streamed.
+    pub stream: bool,
+    /// Bytes of its body, which wait with it.
+    pub body_bytes: u64,
+    /// What it may cost, prompt and answer together; put right by [`Lease::settle`].
+    pub tokens_estimate: u64,
+    /// It must not cause a switch.
+    pub no_switch: bool,
+}
+
+/// What becomes of a request.
+#[derive(Debug)]
+pub enum Admit {
+    /// It may be sent.
+    Go(Lease),
+    /// It waits.
+    Hold(Held),
+    /// It is not served.
+    Refuse(Refusal),
+}
+
+/// A model id that clients may send.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Model {
+    /// The id.
+    pub id: String,
+    /// The engine that serves it.
+    pub engine: EngineId,
+    /// The engine's name.
+    pub engine_name: String,
+    /// The model's own id, where this one is an alias.
+    pub alias_of: Option<String>,
+    /// The engine's tier, or why it is in none.
+    pub tier: &'static str,
+}
+
+/// When an engine should serve.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Eta {
+    /// It does.
+    Serving,
+    /// After about this time.
+    In(Duration),
+    /// Nobody knows.
+    Unknown,
+}
+
+/// What the hub tells the switcher.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Told {
+    /// Requests begin to wait for an engine, none waits any more, or the oldest is another one.
+    Demand {
+        /// Engine.
+        engine: EngineId,
+        /// How many wait now.
+        held: u32,
+        /// Since when the oldest waits; `None` where none does.
+        oldest: Option<Moment>,
+    },
+    /// Nothing runs on an engine any more, while requests wait somewhere.
+    Used {
+        /// Engine.
+        engine: EngineId,
+        /// Running now.
+        in_flight: u32,
+        /// When an inference last ended well.
+        at: Moment,
+    },
+}
+
+/// The hub's way to the switcher, which comes into being after it.
+pub struct Link {
+    /// Tells it.
+    pub tell: Box<dyn Fn(Told) + Send + Sync>,
+    /// Its newest state.
+    pub node: watch::Receiver<Arc<Node>>,
+}
+
+impl std::fmt::Debug for Link {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Link").finish_non_exhaustive()
+    }
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Hub {
+    lines: Vec<Line>,
+    names: HashMap<String, EngineId>,
+    models: Vec<Model>,
+    pub(super) tenants: Tenants,
+    pub(super) settings: config::Gateway,
+    /// Bytes of bodies that wait.
+    pub(super) bytes: AtomicU64,
+    /// Requests that wait, all engines together.
+    pub(super) held: AtomicU32,
+    pub(super) metrics: Metrics,
+    link: OnceLock<Link>,
+}
+
+impl Hub {
+    /// A hub whose gates are all closed.
+    pub fn new(config: &Config, metrics: Metrics) -> Arc<Self> {
+        let id = |at: usize| EngineId(u16::try_from(at).unwrap_or(u16::MAX));
+        let engines = || config.engines.iter().enumerate().map(|(at, engine)| (id(at), engine));
+        let mut names = HashMap::new();
+        let mut models = Vec::new();
+        for (at, engine) in engines() {
+            for name in engine.model_ids() {
+                names.insert(name.to_owned(), at);
+                models.push(Model {
+                    id: name.to_owned(),
+                    engine: at,
+                    engine_name: engine.name.clone(),
+                    alias_of: (name != engine.model).then(|| engine.model.clone()),
+                    tier: "stopped",
+                });
+            }
+        }
+        Arc::new(Hub {
+            lines: engines().map(|(at, engine)| Line::new(at, engine)).collect(),
+            names,
+            models,
+            tenants: Tenants::new(&config.gateway, config.engines.len()),
+            settings: config.gateway.clone(),
+            bytes: AtomicU64::new(0),
+            held: AtomicU32::new(0),
+            metrics,
+            link: OnceLock::new(),
+        })
+    }
+
+    /// Gives it its way to the switcher; the first one counts.
+    pub fn attach(&self, link: Link) {
+        drop(self.link.set(link));
+    }
+
+    pub(super) fn line(&self, engine: EngineId) -> &Line {
+        &self.lines[usize::from(engine.0)]
+    }
+
+    fn node(&self) -> Option<Arc<Node>> {
+        self.link.get().map(|link| Arc::clone(&link.node.borrow()))
+    }
+
+    pub(super) fn tell(&self, told: Told) {
+        if let Some(link) = self.link.get() {
+            (link.tell)(told);
+        }
+    }
+
+    /// Every id that a request may name, in the configuration's order, with the engine's tier now.
+    pub fn models(&self) -> Vec<Model> {
+        let mut models = self.models.clone();
+        if let Some(node) = self.node() {
+            for model in &mut models {
+                model.tier = node.engine(model.engine).condition_word();
+            }
+        }
+        models
+    }
+
+    /// The engine of a model or an alias.
+    pub fn resolve(&self, model: &str) -> Option<EngineId> {
+        self.names.get(model).copied()
+    }
+
+    /// Whose request it is.
+    ///
+    /// # Errors
+    /// It must say so, and does not.
+    pub fn authenticate(&self, headers: &HeaderMap) -> Result<Tenant, Refusal> {
+        self.tenants.of(headers)
+    }
+
+    /// Lets a request pass, lets it wait, or refuses it. Never blocks for longer than a queue operation takes.
+    pub fn admit(self: &Arc<Self>, tenant: &Tenant, ask: Ask) -> Admit {
+        match self.try_admit(tenant, ask) {
+            Ok(admit) => admit,
+            Err(refusal) => {
+                self.refused(ask.engine, &refusal);
+                Admit::Refuse(refusal)
+            }
+        }
+    }
+
+    fn try_admit(self: &Arc<Self>, tenant: &Tenant, ask: Ask) -> Result<Admit, Refusal> {
+        let line = self.line(ask.engine);
+        tenant.charge(ask.engine, ask.tokens_estimate)?;
+        let refund = |refusal| {
+            tenant.refund(ask.engine, ask.tokens_estimate);
+            refusal
+        };
+        // Whoever comes later does not overtake those who wait.
+        if line.held() == 0 {
+            match tenant.seat(ask.engine) {
+                Ok(seat) => {
+                    if let Some(stamp) = line.enter() {
+                        let lease = line.lease(self, stamp, tenant.clone(), seat, ask.tokens_estimate);
+                        return Ok(Admit::Go(lease));
+                    }
+                }
+                Err(refusal) if line.gate.is_open() => return Err(refund(refusal)),
+                Err(_) => {}
+            }
+        } else if line.gate.is_open() && !tenant.has_seat(ask.engine) {
+            return Err(refund(tenant.too_many(ask.engine)));
+        }
+        self.hold(line, tenant, ask).map_err(refund)
+    }
+
+    fn hold(self: &Arc<Self>, line: &Line, tenant: &Tenant, ask: Ask) -> Result<Admit, Refusal> {
+        let full = |what: String| Refusal::QueueFull { what, retry_after: self.retry_after(line.id) };
+        if ask.no_switch && !line.gate.is_open() {
+            return Err(Refusal::WouldSwitch { state: self.state(line.id).to_owned() });
+        }
+        let most = self.settings.hold_requests;
+        if line.held() >= most {
+            return Err(full(format!("{most} requests wait for this model already")));
+        }
+        let Some(bytes) = Bytes::take(self, ask.body_bytes) else {
+            return Err(full("the requests that wait have used up the memory for their bodies".to_owned()));
+        };
+        let chair = tenant.chair(line.id, || self.retry_after(line.id))?;
+        let (answer, mut received) = oneshot::channel();
+        let since = clock::now();
+        let waiter = Waiter {
+            answer,
+            tenant: tenant.clone(),
+            since,
+            tokens_estimate: ask.tokens_estimate,
+            no_switch: ask.no_switch,
+            _bytes: bytes,
+            _chair: chair,
+        };
+        let place =
+            line.wait(self, waiter).map_err(|(standing, trouble)| self.because(line, &standing, trouble))?;
+        // There was room by now.
+        if let Ok(answer) = received.try_recv() {
+            return answer.map(Admit::Go);
+        }
+        let settings = &self.settings;
+        let limit = if ask.stream { settings.hold_stream_deadline } else { settings.hold_deadline };
+        Ok(Admit::Hold(Held {
+            hub: Arc::clone(self),
+            engine: line.id,
+            place,
+            since,
+            limit,
+            answer: received,
+            timer: None,
+            over: false,
+        }))
+    }
+
+    /// A lease has ended.
+    pub(super) fn left(self: &Arc<Self>, engine: EngineId) {
+        let line = self.line(engine);
+        let left = line.gate.leave();
+        if left.open {
+            line.pump(self);
+        }
+        if left.in_flight == 0 && self.held.load(std::sync::atomic::Ordering::SeqCst) > 0 {
+            self.tell(Told::Used { engine, in_flight: line.gate.in_flight(), at: line.used_at() });
+        }
+    }
+
+    pub(super) fn refused(&self, engine: EngineId, refusal: &Refusal) {
+        self.metrics.gateway_refused(&self.line(engine).name, refusal.code());
+    }
+
+    fn state(&self, engine: EngineId) -> &'static str {
+        self.node().map_or("stopped", |node| node.engine(engine).condition_word())
+    }
+
+    /// When an engine should serve.
+    pub fn eta(&self, engine: EngineId) -> Eta {
+        if self.line(engine).gate.is_open() {
+            return Eta::Serving;
+        }
+        let Some(node) = self.node() else { return Eta::Unknown };
+        let e = node.engine(engine);
+        e.costs.leave[e.tier as usize].map_or(Eta::Unknown, Eta::In)
+    }
+
+    /// When asking again for an engine may help.
+    pub(super) fn retry_after(&self, engine: EngineId) -> Duration {
+        match self.eta(engine) {
+            Eta::Serving => Duration::from_secs(1),
+            Eta::In(time) => time,
+            Eta::Unknown => SOME_TIME,
+        }
+    }
+
+    /// What whoever cannot wait is told.
+    pub(super) fn because(&self, line: &Line, standing: &Standing, trouble: Option<String>) -> Refusal {
+        let reason = || trouble.unwrap_or_else(|| "see `ctl journal`".to_owned());
+        match standing {
+            Standing::Failed(reason) => Refusal::EngineFailed { reason: reason.clone() },
+            Standing::May | Standing::Down => {
+                Refusal::EngineDown { reason: reason(), retry_after: self.retry_after(line.id) }
+            }
+            Standing::Paused => Refusal::Paused { retry_after: SOME_TIME },
+            Standing::Closing => Refusal::ShuttingDown { retry_after: SOME_TIME },
+        }
+    }
+
+    /// Makes gates and queues what the state says. The switcher calls it after each of its steps, before any action
+    /// that the step wants: a gate is closed before a drain begins.
+    pub fn apply(self: &Arc<Self>, node: &Node) {
+        for (line, engine) in self.lines.iter().zip(&node.engines) {
+            if engine.admission {
+                line.stand(self, Standing::May);
+                line.open(self, engine.life, engine.generation);
+                continue;
+            }
+            line.close(self, engine.condition_word());
+            if (!engine.process || engine.dead) && line.gate.in_flight() > 0 {
+                line.abort(Aborted::Died);
+            }
+            let standing = match &engine.condition {
+                _ if node.closing => Standing::Closing,
+                Condition::Failed(reason) => Standing::Failed(reason.clone()),
+                Condition::Backoff(_) => Standing::Down,
+                _ => Standing::May,
+            };
+            line.stand(self, standing);
+        }
+    }
+
+    /// Whether an engine's gate is closed and no lease is left. An event.
+    pub async fn drained(&self, engine: EngineId) {
+        self.line(engine).gate.drained().await;
+    }
+
+    /// Ends the leases of an engine: the drain policy is `abort`.
+    pub fn abort(&self, engine: EngineId) {
+        self.line(engine).abort(Aborted::Drain);
+    }
+
+    /// Leases of an engine.
+    pub fn in_flight(&self, engine: EngineId) -> u32 {
+        self.line(engine).gate.in_flight()
+    }
+
+    /// Requests that wait for an engine.
+    pub fn held(&self, engine: EngineId) -> u32 {
+        self.line(engine).held()
+    }
+}
