@@ -9,12 +9,14 @@ use crate::plan::{self, Ask};
 use crate::program::Step;
 use crate::queue::Refusal;
 use crate::spec::{DrainPolicy, Order};
-use crate::state::{Condition, Node, Operation};
+use crate::state::{Condition, Engine, Node, Operation};
 use crate::tier::Tier;
 use crate::time::Moment;
 use std::time::Duration;
 use thiserror::Error;
 
+/// Within this the gateway lets through what was held for an engine that has just come to serve.
+const LET_THROUGH: Duration = Duration::from_millis(100);
 /// Between the first failed switch and the next.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// Most that lies between two.
@@ -121,6 +123,12 @@ fn hindrance(node: &Node, id: EngineId, now: Moment) -> Result<(), Hindrance> {
     }
 }
 
+/// How long an engine stays once it is awake: never so short that what it was woken for could not be let through.
+fn residency(e: &Engine) -> Duration {
+    let least = if e.demand.held > 0 { LET_THROUGH } else { Duration::ZERO };
+    e.spec.turn.min_residency.max(least)
+}
+
 /// An engine with what a switch to it would take, as things are.
 struct Candidate {
     waiting: Waiting,
@@ -135,7 +143,7 @@ fn candidate(node: &Node, id: EngineId, oldest: Moment) -> Result<Candidate, Ref
     let against = out()
         .map(|o| Against {
             // One that does not serve has no claim to stay.
-            until: if o.is_serving() { o.awake_since + o.spec.turn.min_residency } else { Moment(0) },
+            until: if o.is_serving() { o.awake_since + residency(o) } else { Moment(0) },
             weight: o.spec.turn.weight,
             busy: o.is_busy(),
         })
@@ -196,7 +204,7 @@ pub(crate) fn instants(node: &Node, now: Moment) -> Vec<Moment> {
 /// Whether requests wait for an engine that shares a device with this one, itself included.
 pub(crate) fn presses(node: &Node, id: EngineId) -> bool {
     let devices = &node.engine(id).spec.devices;
-    let shares = |e: &crate::state::Engine| e.spec.devices.iter().any(|d| devices.contains(d));
+    let shares = |e: &Engine| e.spec.devices.iter().any(|d| devices.contains(d));
     node.engines.iter().any(|e| e.demand.held > 0 && !e.is_serving() && shares(e))
 }
 
@@ -255,7 +263,7 @@ fn after(node: &Node, op: &Operation, engine: EngineId, now: Moment) -> Duration
     let own = if e.process { plan::leave_cost(e, e.tier) } else { plan::leave_cost(e, Tier::Stopped) };
     let Some(incoming) = op.incoming.filter(|i| *i != engine) else { return left.saturating_add(own) };
     let other = node.engine(incoming);
-    let until = now + left.saturating_add(other.spec.turn.min_residency);
+    let until = now + left.saturating_add(residency(other));
     let against = Against { until, weight: other.spec.turn.weight, busy: other.is_busy() };
     let one = Waiting {
         engine,

@@ -316,6 +316,8 @@ pub struct Operation {
     pub relaunched: Vec<EngineId>,
     /// Attempts at the step being done.
     pub attempts: u8,
+    /// It has begun to move memory.
+    pub moved: bool,
     /// How far it has come.
     pub stage: Stage,
     /// Why its goal was given up.
@@ -471,16 +473,6 @@ impl Node {
     /// The operation at work on any of these devices.
     pub fn operation_on(&self, devices: &[DeviceId]) -> Option<&Operation> {
         self.operations.iter().find(|op| op.devices.iter().any(|d| devices.contains(d)))
-    }
-
-    /// Whether an operation has begun to move memory: one of its engines is being moved, or is elsewhere than it was.
-    pub fn has_moved(&self, op: &Operation) -> bool {
-        self.ids().filter(|id| self.engine(*id).spec.devices.iter().any(|d| op.devices.contains(d))).any(
-            |id| {
-                let e = self.engine(id);
-                e.condition == Condition::Moving || op.tiers_before.get(usize::from(id.0)) != Some(&e.tier)
-            },
-        )
     }
 
     /// Whether nobody works on any of these devices.

@@ -81,7 +81,9 @@ impl Sys {
         }
         let due = self.node.engines.iter().any(|e| matches!(e.condition, Condition::Backoff(_)));
         out.extend(self.may_do().into_iter().map(|(at, does)| Act::Gateway(at, does)));
-        if due || self.ticks > 0 || self.node.next_deadline(NOW).is_some() {
+        // What is held for an engine that serves is let through before time passes.
+        let through = (0..self.held.len()).any(|at| self.held[at] && self.node.engines[at].is_serving());
+        if due || self.ticks > 0 || (self.node.next_deadline(NOW).is_some() && !through) {
             out.push(Act::Tick);
         }
     }

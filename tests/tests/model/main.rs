@@ -237,7 +237,7 @@ fn what_nobody_uses_falls_and_what_is_paused_rests() {
     let drain = Drain::default();
     let mut config = asked(45, 1);
     config.menu = vec![Request::Pause { tier: None, drain }, Request::Resume];
-    holds("maintenance", Config { commands: 2, deaths: true, ..config });
+    holds("maintenance", Config { commands: 2, ..config });
 }
 
 /// The checker must find it, or it would not find ours; and say it in words that name what was broken.
@@ -269,7 +269,7 @@ fn finds_a_skipped_verification() {
 
 #[test]
 fn finds_a_switch_that_nobody_wants_and_a_request_that_is_forgotten() {
-    finds("unwanted switch", planted::deaf_to_hang_ups(), asked(40, 1), "there are none");
+    finds("unwanted switch", planted::deaf_to_hang_ups(), asked(40, 1), "nobody wants");
     finds("forgotten request", planted::deaf_to_requests(), asked(40, 1), "nothing is due");
 }
 

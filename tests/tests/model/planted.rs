@@ -1,11 +1,9 @@
 //! Bugs put between the core and the world. The check must find each of them.
 
-use crate::system::{Planted, Sys};
+use crate::system::{NOW, Planted, Sys};
 use hotbunk_core::demand::Demand;
 use hotbunk_core::effect::Ticket;
-use hotbunk_core::event::{By, Event};
-use hotbunk_core::program::Step;
-use hotbunk_core::state::{Node, Operation};
+use hotbunk_core::event::Event;
 
 /// A reservation is dropped after each step.
 pub(crate) fn dropped_reservation() -> Planted {
@@ -50,15 +48,14 @@ pub(crate) fn late_reply() -> Planted {
     Planted { event, ..Planted::default() }
 }
 
-/// Of a request that was given up only the count hears, and nothing follows from it.
+/// That nobody waits any more is never heard.
 pub(crate) fn deaf_to_hang_ups() -> Planted {
-    let node = |node: &mut Node| {
-        let drains = |op: &Operation| op.current.as_ref().is_some_and(|c| matches!(c.step, Step::Drain(_)));
-        if node.operations.iter().any(|op| op.by == By::Gateway && drains(op)) {
-            node.engines.iter_mut().for_each(|e| e.demand = Demand::default());
+    let event = |_: &Sys, event: &mut Event| {
+        if let Event::Demand { engine, demand: Demand { held: 0, .. } } = *event {
+            *event = Event::Used { engine, in_flight: 0, at: NOW };
         }
     };
-    Planted { node, ..Planted::default() }
+    Planted { event, ..Planted::default() }
 }
 
 /// That requests are held is never heard.

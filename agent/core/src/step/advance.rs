@@ -72,7 +72,7 @@ impl Cx<'_> {
             Step::Take(_) => {
                 let now = self.now;
                 if let Some(op) = self.op(id) {
-                    op.leg_began = now;
+                    (op.leg_began, op.moved) = (now, true);
                 }
                 self.transit(engine, "an operation takes it", |e| e.condition = Condition::Moving);
             }
@@ -368,7 +368,7 @@ impl Cx<'_> {
         match op.stage {
             // What cannot come back does not keep the others from it.
             Stage::Forward if op.request == crate::event::Request::Resume => {
-                op.skip_leg(failure.engine);
+                op.program.retain(|s| s.engine() != Some(failure.engine));
                 steps.into_iter().rev().for_each(|s| op.program.push_front(s));
             }
             Stage::Forward => {
@@ -397,9 +397,10 @@ impl Cx<'_> {
         let pauses = matches!(op.request, crate::event::Request::Pause { .. });
         let replaces = pauses || (op.incoming.is_some() && op.outgoing.contains(&engine));
         match op.stage {
+            // What cannot come back does not keep the others from it.
             Stage::Forward if op.request == crate::event::Request::Resume => {
                 op.failure.get_or_insert(failure);
-                op.skip_leg(engine);
+                op.program.retain(|s| s.engine() != Some(engine));
                 op.program.push_front(kill);
             }
             Stage::Forward if replaces => {

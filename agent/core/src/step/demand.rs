@@ -117,7 +117,7 @@ impl Cx<'_> {
         let drains = |op: &Operation| {
             op.current.as_ref().is_some_and(|c| matches!(c.step, Step::Drain(_)))
                 && op.stage == Stage::Forward
-                && !self.node.has_moved(op)
+                && !op.moved
         };
         self.node.operations.iter().filter(|op| kind(op) && drains(op)).map(|op| op.id).collect()
     }

@@ -4,9 +4,10 @@
 
 use super::{Config, Sys, id};
 use hotbunk_core::demand::{self, Demand, Eta};
-use hotbunk_core::event::Event;
+use hotbunk_core::event::{By, Event};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::spec::Rung;
+use hotbunk_core::state::Stage;
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 use std::time::Duration;
@@ -79,6 +80,17 @@ impl Sys {
             Does::End => Event::Used { engine, in_flight: 0, at: now },
         };
         self.feed(config, event, now);
+    }
+
+    /// A switch that nobody wants any more does not go on, if it has not begun to move memory.
+    pub(crate) fn nobody_switches_in_vain(&mut self) {
+        let in_vain = self.node.operations.iter().any(|op| {
+            let wanted = op.incoming.is_none_or(|to| self.held[usize::from(to.0)]);
+            op.by == By::Gateway && op.stage == Stage::Forward && !wanted && !op.moved
+        });
+        if in_vain {
+            self.fail("a switch goes on that nobody wants");
+        }
     }
 
     /// Where nothing is under way: whoever waits has been told that it is in vain, or something is due.

@@ -295,6 +295,7 @@ impl Sys {
                 return self.fail("an operation waits for nothing");
             }
         }
+        self.nobody_switches_in_vain();
         if self.since > TOO_MANY {
             self.fail("it goes in circles");
         }

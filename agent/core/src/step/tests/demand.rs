@@ -497,3 +497,39 @@ fn an_engine_that_will_not_wake_is_started_anew() {
     assert!(s.log.iter().any(|l| l == "  A: adrift → moving"), "{:#?}", s.log);
     s.ok_to_the_end().lives(secs(120)).ok_to_the_end().serving(A);
 }
+
+#[test]
+fn without_a_residency_too_what_an_engine_was_woken_for_gets_through() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    [A, B].into_iter().for_each(|id| s.node.engine_mut(id).spec.turn.min_residency = Duration::ZERO);
+    s.held(B).held(A).now = s.now + secs(3_600);
+    // Both have waited far beyond their patience.
+    s.ok_to_the_end().rests().serving(B);
+    assert_eq!(s.node.next_deadline(s.now), Some(s.now + Duration::from_millis(100)));
+    s.let_go(B);
+    assert_eq!(s.node.operations.len(), 1, "{:#?}", s.log);
+}
+
+#[test]
+fn a_resumption_whose_start_fails_opens_nothing() {
+    let mut s = Session::new(31, 60, &[Tier::Awake, Tier::Level1]);
+    s.node.engine_mut(A).spec.rehearse = true;
+    s.pauses(Some(Tier::Stopped)).ok_to_the_end().asks().answer(StepResult::SpawnFailed("no".into()));
+    s.ok_to_the_end();
+    assert!(!s.node.engine(A).admission && s.node.paused.is_none());
+    s.lives(secs(60)).ok_to_the_end().serving(A);
+}
+
+#[test]
+fn a_start_that_begins_anew_has_begun_all_the_same() {
+    // B's rehearsal fails and its processes outlive their end: it holds nothing and is where it was, and still the
+    // switch to it is no more one that could be given up.
+    let mut s = Session::new(31, 60, &[Tier::Awake, Tier::Stopped]);
+    s.node.engine_mut(B).spec.rehearse = true;
+    s.held(B).ok_until(|a| matches!(a, Action::Call { .. })).let_go(B);
+    s.answer(StepResult::Called(CallOutcome::Unknown))
+        .ok_until(|a| matches!(a, Action::Stop { .. }))
+        .answer(StepResult::Stopped { left: 1 })
+        .ok_to_the_end();
+    s.rests().serving(A);
+}
