@@ -88,6 +88,9 @@ pub enum Never {
         /// Since when.
         since: Moment,
     },
+    /// A cycle run measures.
+    #[error("a cycle run has the engines to itself; it can be given up with `ctl cycle cancel`")]
+    Cycle,
     /// The agent is going down.
     #[error("the agent is shutting down")]
     Closing,
@@ -110,6 +113,9 @@ fn hindrance(node: &Node, id: EngineId, now: Moment) -> Result<(), Hindrance> {
     }
     if let Some(paused) = node.paused.as_ref().filter(|_| node.is_paused()) {
         return Err(Hindrance::Never(Never::Paused { since: paused.since }));
+    }
+    if node.cycle {
+        return Err(Hindrance::Never(Never::Cycle));
     }
     match &e.condition {
         Condition::Failed(reason) => {

@@ -90,6 +90,8 @@ pub struct Watch {
     pub tokens: u64,
     /// When progress was last seen.
     pub progress_at: Moment,
+    /// The tokens have been counted since it came to rest: more of them are somebody's.
+    pub counted: bool,
 }
 
 /// One engine.
@@ -347,6 +349,8 @@ pub struct Node {
     pub next_operation: u64,
     /// No new work of the agent's own: it is shutting down.
     pub closing: bool,
+    /// A cycle run has the engines to itself.
+    pub cycle: bool,
     /// Maintenance, from the acceptance of a pause to the end of its resumption.
     pub paused: Option<Paused>,
 }
@@ -411,6 +415,7 @@ impl Node {
             next_ticket: 1,
             next_operation,
             closing: false,
+            cycle: false,
             paused: None,
         }
     }
@@ -499,6 +504,7 @@ impl Node {
         });
         let turns = demand::instants(self, now);
         let rungs = self.ids().flat_map(|id| ladder::instants(self, id));
-        backoffs.chain(turns).chain(rungs).filter(|at| *at > now).min()
+        let own = turns.into_iter().chain(rungs).filter(|_| !self.cycle);
+        backoffs.chain(own).filter(|at| *at > now).min()
     }
 }

@@ -47,6 +47,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::Demand { engine, demand } => cx.demanded(engine, demand),
         Event::Used { engine, in_flight, at } => cx.used(engine, in_flight, at),
         Event::Tick => cx.survey_all(),
+        Event::Cycle { runs } => cx.cycle(runs),
         Event::Close => cx.close(),
     }
     cx.idle_work();

@@ -25,13 +25,20 @@ impl Cx<'_> {
         } else {
             // A ladder would take the device away from who is needed.
             let devices = self.node.engine(engine).spec.devices.clone();
-            self.revocable(|op| {
-                let ladder = op.by == By::Agent && matches!(op.request, Request::Sleep { .. });
-                ladder && op.devices.iter().any(|d| devices.contains(d))
-            })
+            self.revocable(|op| is_ladder(op) && op.devices.iter().any(|d| devices.contains(d)))
         };
         for id in given_up {
             self.cancel(id);
+        }
+    }
+
+    /// A cycle run has begun or ended.
+    pub(super) fn cycle(&mut self, runs: bool) {
+        self.node.cycle = runs;
+        if runs {
+            for id in self.revocable(own_accord) {
+                self.cancel(id);
+            }
         }
     }
 
@@ -103,10 +110,7 @@ impl Cx<'_> {
         if !matches!(by, By::Operator | By::Cycle) {
             return;
         }
-        let own = |op: &Operation| {
-            let ladder = op.by == By::Agent && matches!(op.request, Request::Sleep { .. });
-            (op.by == By::Gateway || ladder) && op.request != *request
-        };
+        let own = |op: &Operation| own_accord(op) && op.request != *request;
         for id in self.revocable(|op| own(op) && op.devices.iter().any(|d| devices.contains(d))) {
             self.cancel(id);
         }
@@ -121,4 +125,14 @@ impl Cx<'_> {
         };
         self.node.operations.iter().filter(|op| kind(op) && drains(op)).map(|op| op.id).collect()
     }
+}
+
+/// The fall of an idle ladder.
+fn is_ladder(op: &Operation) -> bool {
+    op.by == By::Agent && matches!(op.request, Request::Sleep { .. })
+}
+
+/// What nobody has asked for: a switch for requests that wait, the fall of an idle ladder.
+fn own_accord(op: &Operation) -> bool {
+    op.by == By::Gateway || is_ladder(op)
 }

@@ -56,7 +56,7 @@ impl Cx<'_> {
         if self.node.closing || self.node.is_paused() {
             return;
         }
-        if self.next_turn() {
+        if !self.node.cycle && self.next_turn() {
             return;
         }
         let node = &*self.node;
@@ -79,7 +79,8 @@ impl Cx<'_> {
                 let awake = e.wanted_awake || e.demand.held > 0;
                 self.own(Request::Start { engine, rehearse: None, awake });
             }
-            None => self.next_rung(),
+            None if !self.node.cycle => self.next_rung(),
+            None => {}
         }
     }
 

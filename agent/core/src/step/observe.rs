@@ -50,6 +50,11 @@ impl Cx<'_> {
             return self.adrift(engine, drift, Incident::Drifted, what);
         }
         let (Some(running), Some(tokens)) = (survey.running, survey.tokens) else { return };
+        // Who asks an engine directly uses it as well. What operations ask of it is over before it is counted first.
+        if awake && (running > 0 || (e.watch.counted && tokens != e.watch.tokens)) {
+            e.used_at = now;
+        }
+        e.watch.counted = true;
         if !awake || running == 0 || tokens != e.watch.tokens {
             e.watch.tokens = tokens;
             e.watch.progress_at = now;

@@ -193,6 +193,7 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
         3 => (engine(), 0u32..2, prop_oneof![(0u64..2_000).prop_map(|s| Moment(s * 1_000_000_000)), Just(Moment(u64::MAX))])
             .prop_map(|(engine, in_flight, at)| Event::Used { engine, in_flight, at }),
         1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake }),
+        1 => any::<bool>().prop_map(|runs| Event::Cycle { runs }),
     ];
     (event, at)
 }

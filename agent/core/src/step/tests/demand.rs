@@ -533,3 +533,45 @@ fn a_start_that_begins_anew_has_begun_all_the_same() {
         .ok_to_the_end();
     s.rests().serving(A);
 }
+
+#[test]
+fn a_cycle_run_has_the_engines_to_itself() {
+    let mut s = Session::new(31, 40, &[Tier::Awake, Tier::Level1]);
+    ladder(&mut s.node, A);
+    s.held(B)
+        .ok_until(is_drain)
+        .say(Event::Cycle { runs: true })
+        .answer(StepResult::Drained)
+        .rests()
+        .serving(A);
+    assert_eq!(s.eta(B), Eta::Never(Never::Cycle));
+    assert_eq!(s.eta(A), Eta::Serving);
+    s.lives(secs(3_600)).rests().serving(A);
+    s.say(Event::Cycle { runs: false }).ok_to_the_end().serving(B);
+}
+
+#[test]
+fn who_asks_an_engine_directly_uses_it_as_well() {
+    let counts = |running, tokens| Survey {
+        sleeping: SleepingAnswer::Says { is_sleeping: false },
+        running: Some(running),
+        tokens: Some(tokens),
+    };
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    ladder(&mut s.node, A);
+    let surveyed = |s: &mut Session, running, tokens| {
+        s.now = s.now + secs(20);
+        s.say(Event::Surveyed { engine: A, generation: 1, survey: counts(running, tokens) });
+    };
+    s.used(A, 0);
+    // The first count says only what there was before.
+    surveyed(&mut s, 0, 500);
+    assert_eq!(s.node.engine(A).used_at, s.now - secs(20));
+    surveyed(&mut s, 0, 510);
+    surveyed(&mut s, 1, 510);
+    s.rests().serving(A);
+    assert_eq!(s.node.engine(A).used_at, s.now);
+    surveyed(&mut s, 0, 510);
+    s.lives(secs(10)).ok_to_the_end();
+    assert_eq!(s.tier(A), Tier::Parked);
+}
