@@ -1,4 +1,5 @@
-//! One engine, spoken to behind the agent's back: requests as clients send them, faults as only tests do.
+//! One engine, spoken to behind the agent's back: requests as clients send them, faults as only tests do. The same as
+//! clients see it, through the gateway: then its port is the gateway's.
 
 use crate::wait::{PATIENCE, until};
 use reqwest::{Client, Response};

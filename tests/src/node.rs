@@ -4,6 +4,7 @@ use crate::agent::Agent;
 use crate::binaries::agent_binary;
 use crate::engine::Engine;
 use crate::processes::{self, Process};
+use crate::wait::PATIENCE;
 use hotbunk_sim::ledger::{DeviceLedger, LedgerHeader, Owner};
 use hotbunk_sim::profile::{EngineProfile, Profile};
 use std::fmt::Write as _;
@@ -212,6 +213,9 @@ pub struct Setup {
     devices: Vec<DeviceSetup>,
     node_lines: Vec<String>,
     policy_lines: Vec<String>,
+    gateway_lines: Vec<String>,
+    gateway_port: u16,
+    metrics_port: u16,
     more: String,
     env: Vec<(String, String)>,
 }
@@ -225,6 +229,9 @@ impl Setup {
             devices: vec![DeviceSetup::new("gpu0")],
             node_lines: Vec::new(),
             policy_lines: vec![format!("awake_at_start = \"{first}\"")],
+            gateway_lines: Vec::new(),
+            gateway_port: free_port(),
+            metrics_port: free_port(),
             more: String::new(),
             env: Vec::new(),
         }
@@ -266,6 +273,13 @@ impl Setup {
         self
     }
 
+    /// A line of `[gateway]`. It replaces a default line for the same key.
+    #[must_use]
+    pub fn gateway_line(mut self, line: &str) -> Self {
+        self.gateway_lines.push(line.to_owned());
+        self
+    }
+
     /// A line of `[policy]`. It replaces a default line for the same key.
     #[must_use]
     pub fn policy_line(mut self, line: &str) -> Self {
@@ -289,7 +303,7 @@ impl Setup {
         self
     }
 
-    /// An environment variable of the agent.
+    /// An environment variable of the agent; `{dir}` becomes the node's directory.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
@@ -319,9 +333,22 @@ impl Setup {
             let figures = profile.engine(&e.role).expect("a role of the profile");
             Engine::new(&e.name, e.port, &e.model(figures))
         });
+        let through = self.engines.iter().map(|e| {
+            let figures = profile.engine(&e.role).expect("a role of the profile");
+            Engine::new(&e.name, self.gateway_port, &e.model(figures))
+        });
+        let through = through.collect();
         let ledgers =
             self.devices.iter().map(|d| DeviceLedger::open(&d.ledger(dir.path())).expect("the ledger"));
-        let inner = Inner { engines: engines.collect(), ledgers: ledgers.collect(), env: self.env, dir };
+        let inner = Inner {
+            engines: engines.collect(),
+            through,
+            gateway_port: self.gateway_port,
+            metrics_port: self.metrics_port,
+            ledgers: ledgers.collect(),
+            env: self.env,
+            dir,
+        };
         Node { inner: Arc::new(inner) }
     }
 
@@ -330,7 +357,7 @@ impl Setup {
         let defaults = [
             ("state_dir", at("state")),
             ("runtime_dir", at("run")),
-            ("metrics_listen", quote(&format!("127.0.0.1:{}", free_port()))),
+            ("metrics_listen", quote(&format!("127.0.0.1:{}", self.metrics_port))),
             ("log_filter", quote("info")),
             ("reconcile_interval", quote("200ms")),
             ("host_memory_reserve", quote("256MiB")),
@@ -344,6 +371,13 @@ impl Setup {
             }
         }
         for line in &self.node_lines {
+            let _ = writeln!(text, "{line}");
+        }
+        text.push_str("\n[gateway]\n");
+        if !self.gateway_lines.iter().any(|line| line.starts_with("listen ")) {
+            let _ = writeln!(text, "listen = \"127.0.0.1:{}\"", self.gateway_port);
+        }
+        for line in &self.gateway_lines {
             let _ = writeln!(text, "{line}");
         }
         text.push_str("\n[policy]\n");
@@ -379,6 +413,9 @@ pub struct Node {
 #[derive(Debug)]
 struct Inner {
     engines: Vec<Engine>,
+    through: Vec<Engine>,
+    gateway_port: u16,
+    metrics_port: u16,
     ledgers: Vec<DeviceLedger>,
     env: Vec<(String, String)>,
     dir: tempfile::TempDir,
@@ -424,6 +461,30 @@ impl Node {
     /// There is none of this name.
     pub fn engine(&self, name: &str) -> &Engine {
         self.inner.engines.iter().find(|e| e.name() == name).expect("an engine of the node")
+    }
+
+    /// An engine's model as clients reach it: through the gateway.
+    ///
+    /// # Panics
+    /// There is none of this name.
+    pub fn model(&self, name: &str) -> &Engine {
+        self.inner.through.iter().find(|e| e.name() == name).expect("an engine of the node")
+    }
+
+    /// Where the gateway listens, unless the test has said otherwise.
+    pub fn gateway_port(&self) -> u16 {
+        self.inner.gateway_port
+    }
+
+    /// The page of `/metrics`, unless the test has said otherwise where it is.
+    ///
+    /// # Panics
+    /// It does not answer.
+    pub async fn metrics(&self) -> String {
+        let url = format!("http://127.0.0.1:{}/metrics", self.inner.metrics_port);
+        let http = reqwest::Client::builder().no_proxy().build().expect("a client");
+        let page = http.get(url).timeout(PATIENCE).send().await.expect("a page");
+        page.text().await.expect("its text")
     }
 
     /// Its engines.

@@ -5,12 +5,14 @@
 //! `held`. So one of the two lets them in ([`Line::pump`] under the lock; all of it `SeqCst`).
 
 use super::gate::{Entry, Gate};
-use super::hub::{Hub, Told};
+use super::hub::Hub;
 use super::lease::{Aborted, Lease, Place as Where, Upstream};
 use super::refusal::Refusal;
 use super::tenant::{Chair, Tenant};
 use crate::clock;
 use crate::config;
+use hotbunk_core::demand::Demand;
+use hotbunk_core::event::Event;
 use hotbunk_core::hold::{Place, Queue};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::time::Moment;
@@ -45,6 +47,8 @@ pub(super) struct Line {
 pub(super) struct Waiting {
     queue: Queue<Waiter>,
     standing: Standing,
+    /// Since when requests are frozen in the engine: they wait for its turn as those in the queue do.
+    frozen: Option<Moment>,
     /// Since when the one waits that the switcher was last told of.
     told: Option<Moment>,
     /// The last trouble that was told of the engine.
@@ -120,7 +124,7 @@ impl Line {
             id,
             name: engine.name.clone(),
             gate: Gate::new(),
-            limit: u32::MAX,
+            limit: engine.max_in_flight.unwrap_or(u32::MAX),
             place: Arc::new(place),
             life: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
@@ -155,6 +159,16 @@ impl Line {
     pub(super) fn used_at(&self) -> Moment {
         let (began, finished) = (self.began.load(Ordering::Relaxed), self.finished.load(Ordering::Relaxed));
         Moment(if self.gate.in_flight() > 0 { began.max(finished) } else { finished })
+    }
+
+    /// When an inference last ended well.
+    pub(super) fn finished_at(&self) -> Option<Moment> {
+        Some(Moment(self.finished.load(Ordering::Relaxed))).filter(|at| at.0 > 0)
+    }
+
+    /// Most requests at once, where there is a limit.
+    pub(super) fn limit(&self) -> Option<u32> {
+        Some(self.limit).filter(|limit| *limit < u32::MAX)
     }
 
     pub(super) fn finished(&self) {
@@ -329,6 +343,17 @@ impl Line {
         self.changed(hub, waiting);
     }
 
+    /// Whether requests are frozen in the engine. Nobody may ask for its model again, and still they must go on one
+    /// day: so they are demand like those in the queue, from the moment on in which they were frozen.
+    pub(super) fn freeze(&self, hub: &Hub, frozen: bool, now: Moment) {
+        let frozen = frozen && self.gate.in_flight() > 0;
+        let mut waiting = self.lock();
+        if waiting.frozen.is_some() != frozen {
+            waiting.frozen = frozen.then_some(now);
+            self.changed(hub, &mut waiting);
+        }
+    }
+
     /// Remembers what went wrong with the engine last.
     pub(super) fn trouble(&self, detail: &str) {
         self.lock().trouble = Some(detail.to_owned());
@@ -343,10 +368,12 @@ impl Line {
         } else {
             hub.held.fetch_sub(before - held, Ordering::SeqCst);
         }
-        let oldest = waiting.queue.oldest().map(|w| w.since);
+        let oldest = waiting.queue.oldest().map(|w| w.since).into_iter().chain(waiting.frozen).min();
         if oldest != waiting.told {
             waiting.told = oldest;
-            hub.tell(Told::Demand { engine: self.id, held, oldest });
+            let frozen = if waiting.frozen.is_some() { self.gate.in_flight() } else { 0 };
+            let held = held.saturating_add(frozen);
+            hub.tell(Event::Demand { engine: self.id, demand: Demand { held, oldest } });
         }
     }
 }

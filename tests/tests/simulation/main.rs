@@ -145,6 +145,7 @@ fn node(dice: &mut Dice) -> Config {
         menu,
         commands: u8::MAX,
         faults: u8::MAX,
+        crashes: u8::MAX,
         surveys: true,
         deaths: !dice.one_in(6),
         cold: dice.one_in(2),
@@ -186,6 +187,8 @@ struct Life {
     /// How often maintenance may still be ended.
     resumes: u8,
     quiet: bool,
+    /// How long nobody watches after the agent has been killed.
+    away: Duration,
     faults: u32,
     acts: Vec<(Moment, Act)>,
 }
@@ -210,6 +213,7 @@ impl Life {
             gateway: NOW + Duration::from_secs(1),
             resumes: 5,
             quiet: false,
+            away: Duration::ZERO,
             faults: 0,
             acts: Vec::new(),
         }
@@ -269,6 +273,12 @@ impl Life {
             let victim = u16::try_from(self.dice.roll(self.sys.procs.len() as u64)).unwrap_or(0);
             let trouble = match self.dice.roll(8) {
                 0 if !self.sys.node.operations.is_empty() => Act::Cancel(0),
+                2 | 3 => {
+                    let ways = self.sys.ways_to_be_killed();
+                    let away = if self.dice.one_in(4) { 60_000 } else { 100 };
+                    self.away = self.dice.millis(1, away);
+                    Act::Crash(self.dice.of(&ways))
+                }
                 1 if self
                     .sys
                     .node
@@ -314,6 +324,14 @@ impl Life {
                 let sometimes = if self.dice.one_in(4) { 60_000 } else { 2_000 };
                 self.gateway = self.now + self.dice.millis(1, sometimes);
             }
+            Act::Crash(_) => {
+                self.faults += 1;
+                self.trouble = self.now + self.dice.millis(1_000, 120_000);
+                // Nobody listens any more; who takes over asks anew.
+                self.replies.clear();
+                self.exits.clear();
+                self.surveys.clear();
+            }
             Act::Die(_) | Act::Meddle(_) | Act::Cancel(_) => {
                 self.faults += 1;
                 self.trouble = self.now + self.dice.millis(1_000, 120_000);
@@ -340,6 +358,9 @@ impl Life {
         }
         (self.sys.commands, self.sys.faults, self.sys.ticks) = (u8::MAX, u8::MAX, u8::MAX);
         self.sys.asks = u8::MAX;
+        if let Act::Crash(_) = act {
+            self.now = self.now + self.away;
+        }
         self.sys.happen(&self.config, &act, self.now);
         self.sys.at_rest(self.now);
         self.sys.broken.clone().map_or(Ok(()), Err)

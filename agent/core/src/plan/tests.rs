@@ -48,6 +48,7 @@ fn engine(name: &str, devices: &[u16]) -> EngineSpec {
         backoff: BackoffPolicy::default(),
         turn: crate::spec::Turn::default(),
         ladder: Vec::new(),
+        recycle: crate::creep::Recycle::default(),
     }
 }
 

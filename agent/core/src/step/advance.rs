@@ -3,6 +3,7 @@
 use super::Cx;
 use crate::backoff::Verdict;
 use crate::call::Call;
+use crate::creep::Creep;
 use crate::effect::{Action, Bound, Effect, Incident, Note, Ticket};
 use crate::event::{By, Request};
 use crate::ids::{EngineId, OperationId};
@@ -68,7 +69,7 @@ impl Cx<'_> {
                 (e.admission, e.wanted_awake) = (true, serves);
                 e.retry = crate::demand::Retry::default();
             }
-            Step::Rehearsed(_) => {}
+            Step::Rehearsed(_) => self.node.engine_mut(engine).creep.rehearsed(),
             Step::Take(_) => {
                 let now = self.now;
                 if let Some(op) = self.op(id) {
@@ -127,6 +128,9 @@ impl Cx<'_> {
             e.condition = Condition::Settled;
             e.wanted_awake = wanted_awake;
             e.watch = crate::state::Watch { progress_at: now, ..Default::default() };
+            if before == Tier::Awake && tier.has_process() && tier != Tier::Awake {
+                e.creep.slept(&e.spec.recycle);
+            }
             match tier {
                 Tier::Awake => {
                     e.awake_since = now;
@@ -136,6 +140,7 @@ impl Cx<'_> {
                     (e.process, e.dead, e.pinned, e.frozen, e.admission) =
                         (false, false, false, false, false);
                     e.capabilities = None;
+                    e.creep = Creep::default();
                 }
                 Tier::Parked | Tier::Level1 | Tier::Level2 => {
                     e.frozen = e.frozen || (freeze && before == Tier::Awake);
@@ -154,6 +159,7 @@ impl Cx<'_> {
             (e.held, e.reserved) = (0, 0);
             e.tier = Tier::Stopped;
             e.capabilities = None;
+            e.creep = Creep::default();
             e.condition = match e.crashes.crashed(&e.spec.backoff, now) {
                 Verdict::RestartAt(at) => Condition::Backoff(at),
                 Verdict::GiveUp => {
@@ -181,13 +187,8 @@ impl Cx<'_> {
         let Some(op) = op else { return Flow::Next };
         let action = match step {
             Step::Drain(_) => {
-                let aborts = e.capabilities.is_some_and(|c| c.can_abort_in_sleep());
-                let skip = match op.drain {
-                    DrainPolicy::Wait => false,
-                    DrainPolicy::Freeze => true,
-                    DrainPolicy::Abort => aborts,
-                };
-                if e.tier != Tier::Awake || skip {
+                // Frozen requests stay where they are; aborted ones are ended by the gateway, whatever the engine can.
+                if e.tier != Tier::Awake || op.drain == DrainPolicy::Freeze {
                     return Flow::Next;
                 }
                 Action::Drain { engine, policy: op.drain, deadline: op.drain_deadline }
@@ -226,6 +227,7 @@ impl Cx<'_> {
                 let life = e.life + 1;
                 let e = self.node.engine_mut(engine);
                 (e.life, e.process, e.dead, e.capabilities) = (life, true, false, None);
+                e.creep = Creep::default();
                 Action::Spawn { engine, life }
             }
             Step::Ready(_) => Action::Ready { engine, deadline: t.start },
@@ -266,7 +268,7 @@ impl Cx<'_> {
     }
 
     /// Rewrites the program by the failure ladder.
-    fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
+    pub(super) fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
         let Some(op) = self.node.operations.iter().find(|op| op.id == id) else { return };
         let recovery = recover(self.node, op, &step, cause);
         let Some(engine) = step.engine() else { return };
@@ -332,7 +334,7 @@ impl Cx<'_> {
     }
 
     /// One incident for each engine and operation: the first, which names the cause.
-    fn report(
+    pub(super) fn report(
         &mut self,
         id: OperationId,
         engine: EngineId,
@@ -390,7 +392,7 @@ impl Cx<'_> {
     }
 
     /// The last rung: its process tree goes. On its way out that is as good as asleep; else the goal is given up.
-    fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
+    pub(super) fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
         let failed = matches!(self.node.engine(engine).condition, Condition::Failed(_));
         let Some(op) = self.op(id) else { return };
         op.attempts = 0;

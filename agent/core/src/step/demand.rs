@@ -32,6 +32,16 @@ impl Cx<'_> {
         }
     }
 
+    /// Who waited for a switch was waiting for an agent that is gone: what had not begun is given up.
+    pub(super) fn unwanted_now(&mut self) {
+        let nobody = |op: &Operation| {
+            op.by == By::Gateway && op.incoming.is_some_and(|to| self.node.engine(to).demand.held == 0)
+        };
+        for id in self.revocable(nobody) {
+            self.cancel(id);
+        }
+    }
+
     /// A cycle run has begun or ended.
     pub(super) fn cycle(&mut self, runs: bool) {
         self.node.cycle = runs;

@@ -1,13 +1,15 @@
 //! What the idle devices do next: the agent's own work, by urgency.
 //!
 //! ```text
-//!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is ► restarts ► idle ladders
+//!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is ► restarts ► recycling ► idle ladders
 //! ```
 //!
 //! Nothing of the agent's own accord but sweeping and repairing begins on devices that somebody's request waits for.
+//! Recycling is to start an engine anew that loses memory asleep ([`crate::creep`]).
 
 use super::Cx;
-use crate::event::{By, Request};
+use crate::creep;
+use crate::event::{By, Drain, Request};
 use crate::ids::{DeviceId, EngineId};
 use crate::ledger;
 use crate::state::{Condition, Node, Queued};
@@ -73,14 +75,22 @@ impl Cx<'_> {
                     _ => false,
                 }
         });
-        match due {
+        if let Some(engine) = due {
+            let e = self.node.engine(engine);
+            let awake = e.wanted_awake || e.demand.held > 0;
+            return self.own(Request::Start { engine, rehearse: None, awake });
+        }
+        // A cycle has the engines to itself.
+        if self.node.cycle {
+            return;
+        }
+        match creep::recycle_now(self.node) {
             Some(engine) => {
-                let e = self.node.engine(engine);
-                let awake = e.wanted_awake || e.demand.held > 0;
-                self.own(Request::Start { engine, rehearse: None, awake });
+                // Whoever was idle must be seen idle again before another try.
+                self.node.engines.iter_mut().for_each(|e| e.watch.idle = 0);
+                self.own(Request::Restart { engine, rehearse: None, drain: Drain::default() });
             }
-            None if !self.node.cycle => self.next_rung(),
-            None => {}
+            None => self.next_rung(),
         }
     }
 

@@ -14,6 +14,8 @@ use crate::tier::Tier;
 use crate::time::Moment;
 use std::time::Duration;
 
+mod creep;
+
 const A: EngineId = EngineId(0);
 const B: EngineId = EngineId(1);
 const GPU: DeviceId = DeviceId(0);
@@ -54,6 +56,7 @@ impl Session {
             backoff: crate::backoff::BackoffPolicy::default(),
             turn: crate::spec::Turn::default(),
             ladder: Vec::new(),
+            recycle: crate::creep::Recycle::default(),
         };
         let device = DeviceSpec {
             name: "gpu0".into(),
@@ -154,6 +157,10 @@ impl Session {
                 format!("! {} {}", incident.code(), engine.map(|e| self.name(e)).unwrap_or_default())
                     .trim_end()
                     .to_owned()
+            }
+            Note::Resumed { id, step, then, .. } => {
+                let step = step.as_ref().map(|s| s.sentence(&self.node)).unwrap_or_default();
+                format!("#{} goes on: {step}: {}", id.0, then.as_str())
             }
             Note::Ended { id, failure: None, .. } => format!("#{} done", id.0),
             Note::Ended { id, failure: Some(why), .. } => format!("#{} failed: {}", id.0, why.cause.code()),
@@ -515,7 +522,7 @@ fn surveys_asked_before_a_handoff_prove_nothing_after_it() {
         for (engine, is_sleeping) in [(A, false), (B, true)] {
             let generation = before[usize::from(engine.0)];
             let sleeping = SleepingAnswer::Says { is_sleeping };
-            let survey = Survey { sleeping, running: None, tokens: None };
+            let survey = Survey { sleeping, running: None, tokens: None, device_bytes: None };
             s.say(Event::Surveyed { engine, generation, survey });
         }
     }

@@ -1,9 +1,11 @@
 //! Core and world together: everything that may happen next, and what must hold afterwards.
 //!
 //! The core's reservations, tiers and admission are held against the ground truth of [`crate::world`], not against
-//! themselves. [`answer`] is what the world does, [`hold`] what must be true.
+//! themselves. [`answer`] is what the world does, [`crash`] the agent's end and its successor's beginning, [`hold`] what
+//! must be true.
 
 mod answer;
+mod crash;
 pub(crate) mod gateway;
 mod hold;
 
@@ -71,6 +73,8 @@ pub(crate) struct Config {
     pub(crate) commands: u8,
     /// How many things may go wrong.
     pub(crate) faults: u8,
+    /// How often the agent may be killed.
+    pub(crate) crashes: u8,
     /// Surveys, and somebody else's hands on the engines.
     pub(crate) surveys: bool,
     /// Processes may die at any time, not only while something is asked of them.
@@ -139,6 +143,19 @@ pub(crate) enum Act {
     Gateway(u16, Does),
     /// Time passes.
     Tick,
+    /// The agent is killed, and another one takes over.
+    Crash(Leaves),
+}
+
+/// What a killed agent leaves of what it had just asked for, and how much its successor gets to see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Leaves {
+    /// What was asked for is done all the same; else it never arrived.
+    pub(crate) done: bool,
+    /// The engine that it was asked of does not answer: it may still be at it.
+    pub(crate) silent: bool,
+    /// Bytes cannot be told apart.
+    pub(crate) blind: bool,
 }
 
 /// An action under way.
@@ -185,6 +202,8 @@ pub(crate) struct Sys {
     pub(crate) commands: u8,
     /// Faults left.
     pub(crate) faults: u8,
+    /// Agents left to be killed.
+    pub(crate) crashes: u8,
     /// Ticks left.
     pub(crate) ticks: u8,
     /// What the gateway holds, by engine.
@@ -230,6 +249,7 @@ impl Sys {
                 ..hotbunk_core::spec::Turn::default()
             },
             ladder: config.gateway.ladder(at),
+            recycle: hotbunk_core::creep::Recycle::default(),
         };
         let device = |(at, (capacity, max_awake)): (usize, &(u64, u16))| DeviceSpec {
             name: format!("gpu{at}"),
@@ -303,6 +323,7 @@ impl Sys {
             blind: false,
             commands: config.commands,
             faults: config.faults,
+            crashes: config.crashes,
             ticks: if config.surveys { 2 } else { 0 },
             since: 0,
             observed: Vec::new(),
@@ -407,7 +428,7 @@ impl Sys {
                     self.surveys.remove(*at);
                 }
                 let sleeping = SleepingAnswer::Says { is_sleeping };
-                let survey = Survey { sleeping, running: None, tokens: None };
+                let survey = Survey { sleeping, running: None, tokens: None, device_bytes: None };
                 self.feed(config, Event::Surveyed { engine, generation, survey }, now);
             }
             Act::Die(at) => {
@@ -428,6 +449,11 @@ impl Sys {
                 self.procs[e].call(&caps, config.engines[e].size, call, room);
             }
             Act::Gateway(at, does) => self.does(config, *at, *does, now),
+            Act::Crash(leaves) => {
+                self.crashes = self.crashes.saturating_sub(1);
+                self.since = 0;
+                self.crash(config, *leaves, now);
+            }
             Act::Tick => {
                 self.ticks = self.ticks.saturating_sub(1);
                 self.feed(config, Event::Tick, now);

@@ -556,6 +556,7 @@ fn who_asks_an_engine_directly_uses_it_as_well() {
         sleeping: SleepingAnswer::Says { is_sleeping: false },
         running: Some(running),
         tokens: Some(tokens),
+        device_bytes: None,
     };
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
     ladder(&mut s.node, A);

@@ -13,6 +13,7 @@ use crate::config::reader::{Field, Located, Size, list, nearest};
 
 mod said_twice;
 mod settings;
+mod turn;
 
 /// Checks all engines. Gives them with the devices, to which `none` is added where an engine asks for it.
 pub(super) fn engines(
@@ -141,6 +142,7 @@ impl OneEngine<'_, '_, '_> {
         let api_key = self.api_key(command);
         let sleep_tiers = self.sleep_tiers();
         let rest_tier = self.rest_tier(&sleep_tiers);
+        let recycle = self.recycle(&device_indices, devices);
         let has_evidence = device_indices.iter().all(|&d| devices[d].source != Source::None);
         let name = name.map_or_else(|| self.path.clone(), |name| name.value);
         let engine = Engine {
@@ -171,7 +173,11 @@ impl OneEngine<'_, '_, '_> {
             host_bytes: size(&raw.host_memory),
             residual_bytes: size(&raw.residual).unwrap_or(GIB),
             workers: self.workers(command),
+            turn: self.turn(),
+            idle: self.idle(&sleep_tiers),
+            max_in_flight: self.count(&raw.max_in_flight, "max_in_flight"),
             restart: self.restart(),
+            recycle,
             log: self.log(),
             op_log: {
                 let key = self.key("op_log");
