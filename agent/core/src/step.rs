@@ -50,6 +50,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::Used { engine, in_flight, at } => cx.used(engine, in_flight, at),
         Event::Uses(uses) => uses.into_iter().for_each(|u| cx.used(u.engine, u.in_flight, u.at)),
         Event::Tick => cx.survey_all(),
+        Event::Cycle { runs } => cx.cycle(runs),
         Event::Close => cx.close(),
     }
     cx.idle_work();

@@ -155,6 +155,7 @@ impl Cx<'_> {
                     repaired: Vec::new(),
                     relaunched: Vec::new(),
                     attempts: 0,
+                    moved: false,
                     stage: Stage::Forward,
                     failure: None,
                     first_token: None,
