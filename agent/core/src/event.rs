@@ -235,6 +235,8 @@ pub enum Event {
         /// When the last inference ended; where some run, when the last of them began.
         at: Moment,
     },
+    /// The journal cannot be written, and the configuration wants nothing switched without it; `None`: it can again.
+    JournalLost(Option<String>),
     /// Time passed: back-offs may have ended, turns and idle ladders may be due, and it is time to survey.
     Tick,
     /// Take no new work; the shell stops the engines through commands and ends.

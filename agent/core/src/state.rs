@@ -348,6 +348,8 @@ pub struct Node {
     pub closing: bool,
     /// Maintenance, from the acceptance of a pause to the end of its resumption.
     pub paused: Option<Paused>,
+    /// Why nothing may be switched: the journal cannot be written, and the configuration wants what is done recorded.
+    pub journal_lost: Option<String>,
 }
 
 /// How far maintenance has come.
@@ -411,6 +413,7 @@ impl Node {
             next_operation,
             closing: false,
             paused: None,
+            journal_lost: None,
         }
     }
 

@@ -79,6 +79,12 @@ pub enum Incident {
         /// What was wrong.
         reason: String,
     },
+    /// The journal can be written again.
+    #[error("the journal can be written again; {lost} events stand in the log alone")]
+    JournalRestored {
+        /// Events that it lacks.
+        lost: u64,
+    },
     /// The journal cannot be written.
     #[error("the journal cannot be written, events are only logged: {reason}")]
     JournalFailed {
@@ -89,7 +95,7 @@ pub enum Incident {
 
 impl Incident {
     /// The code of every incident of this list.
-    pub const CODES: [&'static str; 8] = [
+    pub const CODES: [&'static str; 9] = [
         "predecessor_stopped",
         "orphans_killed",
         "stop_forced",
@@ -98,6 +104,7 @@ impl Incident {
         "cycle_skipped",
         "journal_set_aside",
         "journal_failed",
+        "journal_restored",
     ];
 
     /// Stable, snake_case.
@@ -111,6 +118,7 @@ impl Incident {
             Incident::CycleSkipped { .. } => "cycle_skipped",
             Incident::JournalSetAside { .. } => "journal_set_aside",
             Incident::JournalFailed { .. } => "journal_failed",
+            Incident::JournalRestored { .. } => "journal_restored",
         }
     }
 
@@ -124,7 +132,8 @@ impl Incident {
             | Incident::LogUnwritable { engine, .. } => Some(engine),
             Incident::CycleSkipped { .. }
             | Incident::JournalSetAside { .. }
-            | Incident::JournalFailed { .. } => None,
+            | Incident::JournalFailed { .. }
+            | Incident::JournalRestored { .. } => None,
         }
     }
 
@@ -158,6 +167,7 @@ pub(super) fn level_of(code: &str) -> Level {
     }
     match code {
         "journal_failed" | "log_unwritable" => Level::ERROR,
+        "journal_restored" => Level::INFO,
         _ => Level::WARN,
     }
 }

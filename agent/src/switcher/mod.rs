@@ -161,6 +161,8 @@ pub struct Switcher {
     calls: HashMap<OperationId, Vec<crate::effects::Called>>,
     work: Arc<Mutex<WorkLog>>,
     fast: Option<FastGuard>,
+    /// Nothing is switched while the journal cannot be written.
+    needs_journal: bool,
     /// The devices' ledgers as they were last published.
     ledgers: Vec<status::Ledger>,
     reconcile: Duration,
@@ -191,9 +193,17 @@ impl Switcher {
             calls: HashMap::new(),
             work: Arc::default(),
             fast: None,
+            needs_journal: false,
             reconcile,
         };
         (switcher, handle)
+    }
+
+    /// Whether what asks for engines to be moved is refused while the journal cannot be written.
+    #[must_use]
+    pub fn needing_the_journal(mut self, needs_journal: bool) -> Self {
+        self.needs_journal = needs_journal;
+        self
     }
 
     /// Works until every sender of inputs is gone or `stop` says so.
@@ -251,6 +261,7 @@ impl Switcher {
     /// The periodic look: devices first, then the engines.
     async fn look_around(&mut self) {
         self.hands.refresh_owners();
+        self.look_at_journal().await;
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
             let event = match (self.hands.sampler.health(device), self.hands.sampler.latest(device)) {
@@ -267,6 +278,14 @@ impl Switcher {
             }
         }
         self.happened(Event::Tick, Around::default()).await;
+    }
+
+    /// Whether the journal can be written decides whether anything is switched, where the configuration wants it so.
+    async fn look_at_journal(&mut self) {
+        let lost = self.hands.recorder.check_journal().await.map(|trouble| trouble.reason);
+        if self.needs_journal && lost.is_some() != self.node.journal_lost.is_some() {
+            self.happened(Event::JournalLost(lost), Around::default()).await;
+        }
     }
 
     /// One event: decided, made durable, acted on.
@@ -304,7 +323,12 @@ impl Switcher {
         for (operation, events) in batches {
             let context = self.context(operation);
             // The recorder has said so loudly; serving goes on without a journal.
-            drop(self.hands.recorder.record(&context, events).await);
+            let failed = self.hands.recorder.record(&context, events).await.err();
+            // Not only at the next look: a command may follow at once.
+            if let Some(error) = failed.filter(|_| self.needs_journal && self.node.journal_lost.is_none()) {
+                let lost = Event::JournalLost(Some(error.to_string()));
+                let _ = self.hands.inputs.send(Input::Event(lost));
+            }
         }
         for effect in effects {
             match effect {

@@ -7,6 +7,7 @@ mod draining;
 mod drift;
 mod faults;
 mod growth;
+mod host;
 mod nvml;
 mod process;
 mod several;

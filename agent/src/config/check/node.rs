@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::Checking;
-use crate::config::checked::{Config, Engine, GIB, Journal, LogFormat, MIB, Node, Sampling};
+use crate::config::checked::{Config, Engine, GIB, Journal, LogFormat, MIB, Node, OnFailure, Sampling};
 use crate::config::raw::{RawConfig, RawJournal, RawNode};
 use crate::config::reader::Field;
 use crate::config::units;
@@ -149,6 +149,7 @@ impl Checking<'_> {
                 minute,
             ),
             max_bytes,
+            on_failure: raw.on_failure.or(OnFailure::GoOn),
         }
     }
 }
