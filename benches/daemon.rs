@@ -158,9 +158,8 @@ impl Node {
             dir.join("device-ledger.json"),
             self.max_awake,
         );
-        if let Some(address) = self.gateway {
-            write!(text, "\n[gateway]\nlisten = {:?}\n", address.to_string())?;
-        }
+        let listen = self.gateway.map_or_else(|| "none".to_owned(), |address| address.to_string());
+        write!(text, "\n[gateway]\nlisten = {listen:?}\n")?;
         for engine in &self.engines {
             let (weights, utilization) = if engine.role == "A" { (28, "0.80") } else { (4, "0.25") };
             let mut words = engine.before.clone();

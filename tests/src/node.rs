@@ -212,6 +212,7 @@ pub struct Setup {
     devices: Vec<DeviceSetup>,
     node_lines: Vec<String>,
     policy_lines: Vec<String>,
+    gateway_lines: Vec<String>,
     more: String,
     env: Vec<(String, String)>,
 }
@@ -225,6 +226,7 @@ impl Setup {
             devices: vec![DeviceSetup::new("gpu0")],
             node_lines: Vec::new(),
             policy_lines: vec![format!("awake_at_start = \"{first}\"")],
+            gateway_lines: Vec::new(),
             more: String::new(),
             env: Vec::new(),
         }
@@ -263,6 +265,13 @@ impl Setup {
     #[must_use]
     pub fn node_line(mut self, line: &str) -> Self {
         self.node_lines.push(line.to_owned());
+        self
+    }
+
+    /// A line of `[gateway]`; without one it listens on a free port of 127.0.0.1.
+    #[must_use]
+    pub fn gateway_line(mut self, line: &str) -> Self {
+        self.gateway_lines.push(line.to_owned());
         self
     }
 
@@ -344,6 +353,13 @@ impl Setup {
             }
         }
         for line in &self.node_lines {
+            let _ = writeln!(text, "{line}");
+        }
+        text.push_str("\n[gateway]\n");
+        if !self.gateway_lines.iter().any(|line| line.starts_with("listen ")) {
+            text.push_str("listen = \"127.0.0.1:0\"\n");
+        }
+        for line in &self.gateway_lines {
             let _ = writeln!(text, "{line}");
         }
         text.push_str("\n[policy]\n");

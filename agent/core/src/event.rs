@@ -1,5 +1,6 @@
 //! What can happen to a node.
 
+use crate::adopt::Adoption;
 use crate::call::SleepingAnswer;
 use crate::demand::Demand;
 use crate::effect::{StepResult, Ticket};
@@ -7,10 +8,11 @@ use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::spec::{DrainPolicy, Strategy};
 use crate::tier::Tier;
 use crate::time::Moment;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Who asked for something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum By {
     /// A person or a program, over the control API.
     Operator,
@@ -35,7 +37,7 @@ impl By {
 }
 
 /// How running requests are treated, where the command says so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Drain {
     /// Policy; the node's default where it is `None`.
     pub policy: Option<DrainPolicy>,
@@ -44,7 +46,7 @@ pub struct Drain {
 }
 
 /// What can be asked of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Request {
     /// Make this the engine that serves.
     Switch {
@@ -161,6 +163,8 @@ pub struct Survey {
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
+    /// What a former agent left, all of it at once; before anything else, and before [`Event::Boot`].
+    Adopted(Box<Adoption>),
     /// The agent is up: start what should be started, leaving this engine awake.
     Boot {
         /// Engine to be left awake.

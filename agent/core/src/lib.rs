@@ -5,6 +5,7 @@
 //! elsewhere. Start reading at [`state`] (what a node is), then [`program`] (what an operation is made of), then
 //! [`step`] (how it goes on), [`recover`] (when it does not) and [`plan`] (which one is chosen).
 
+pub mod adopt;
 pub mod backoff;
 pub mod bucket;
 pub mod call;

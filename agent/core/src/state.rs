@@ -28,11 +28,12 @@ use crate::program::{Failure, Step};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Policy};
 use crate::tier::Tier;
 use crate::time::Moment;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Measured bytes of one engine at one tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Footprint {
     /// On each of its devices; `None` where there is no evidence.
     pub device: Option<u64>,
@@ -41,7 +42,7 @@ pub struct Footprint {
 }
 
 /// Learned durations of one engine: the latest of each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Costs {
     /// From awake into a tier, verified; indexed by tier.
     pub enter: [Option<Duration>; 5],
@@ -50,7 +51,7 @@ pub struct Costs {
 }
 
 /// Why the world and our belief differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Drift {
     /// `/is_sleeping` says true of an engine that should be awake.
     FoundAsleep,
@@ -63,7 +64,7 @@ pub enum Drift {
 }
 
 /// Whether an engine's tier can be relied on.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Condition {
     /// Verified.
     Settled,
@@ -230,6 +231,9 @@ impl Engine {
     }
 }
 
+/// Why a device that has not been read yet cannot be believed.
+pub(crate) const NOT_READ: &str = "not read yet";
+
 /// Whether a device can be believed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Evidence {
@@ -255,7 +259,7 @@ pub struct Device {
 }
 
 /// How far an operation has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Stage {
     /// Towards its goal.
     Forward,
@@ -266,7 +270,7 @@ pub enum Stage {
 }
 
 /// The step that is being done.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Current {
     /// What.
     pub step: Step,
@@ -279,7 +283,7 @@ pub struct Current {
 }
 
 /// One operation under way: the only thing that moves memory on its devices.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operation {
     /// Number.
     pub id: OperationId,
@@ -346,6 +350,8 @@ pub struct Node {
     pub next_operation: u64,
     /// No new work of the agent's own: it is shutting down.
     pub closing: bool,
+    /// Engines whose place was chosen before this agent began: its boot leaves them where they are.
+    pub placed: Vec<EngineId>,
     /// Maintenance, from the acceptance of a pause to the end of its resumption.
     pub paused: Option<Paused>,
     /// Why nothing may be switched: the journal cannot be written, and the configuration wants what is done recorded.
@@ -353,7 +359,7 @@ pub struct Node {
 }
 
 /// How far maintenance has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Pausing {
     /// Engines are being put out of the way.
     Begins,
@@ -364,7 +370,7 @@ pub enum Pausing {
 }
 
 /// Maintenance: the node does nothing of its own accord that takes device memory.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Paused {
     /// Since when.
     pub since: Moment,
@@ -375,7 +381,7 @@ pub struct Paused {
 }
 
 /// A request that waits.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Queued {
     /// Number it will have.
     pub id: OperationId,
@@ -399,7 +405,7 @@ impl Node {
             let evidence = match (spec.evidence, spec.capacity) {
                 (false, _) => Evidence::Off,
                 (true, Some(_)) => Evidence::Good,
-                (true, None) => Evidence::Lost("not read yet".into()),
+                (true, None) => Evidence::Lost(NOT_READ.into()),
             };
             Device { spec, foreign: 0, foreign_seen: 0, evidence }
         };
@@ -412,6 +418,7 @@ impl Node {
             next_ticket: 1,
             next_operation,
             closing: false,
+            placed: Vec::new(),
             paused: None,
             journal_lost: None,
         }

@@ -14,6 +14,7 @@
 //! in the queue, restarts that are due.
 
 mod admit;
+mod adopted;
 mod advance;
 mod demand;
 mod expand;
@@ -36,6 +37,7 @@ use crate::time::Moment;
 pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
     let mut cx = Cx { node, now, out: Vec::new() };
     match event {
+        Event::Adopted(adoption) => cx.adopted(*adoption),
         Event::Boot { awake } => cx.boot(awake),
         Event::Command { id, request, by } => cx.admit(id, request, by),
         Event::Cancel(id) => cx.cancel(id),

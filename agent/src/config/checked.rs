@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::gateway::Gateway;
+use hotbunk_core::spec::{Rung, Turn};
 use hotbunk_core::tier::Tier;
 use serde::Serialize;
 
@@ -67,6 +68,8 @@ pub struct Node {
     pub host_memory_reserve: u64,
     /// How long an orderly shutdown may take before what is left is killed. Default 60 s.
     pub shutdown_grace: Duration,
+    /// What SIGTERM does with the engines. Default: stop.
+    pub on_stop: OnStop,
 }
 
 impl Node {
@@ -74,6 +77,16 @@ impl Node {
     pub fn control_socket(&self) -> PathBuf {
         self.runtime_dir.join("control.sock")
     }
+}
+
+/// What becomes of the engines when the agent is told to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OnStop {
+    /// They are stopped, each by its grace.
+    Stop,
+    /// They go on; the next agent takes them over.
+    Leave,
 }
 
 /// How log lines look.
@@ -193,6 +206,12 @@ pub struct Engine {
     pub residual_bytes: u64,
     /// Worker processes (tensor × pipeline parallel). Default 1, or what the command says.
     pub workers: u16,
+    /// When it may take its turn, and when it must.
+    pub turn: Turn,
+    /// Where it is put while nobody uses it, later rungs deeper. Empty: it stays awake.
+    pub idle: Vec<Rung>,
+    /// Most requests that the gateway has on it at once.
+    pub max_in_flight: Option<u32>,
     /// When it is started again after a crash.
     pub restart: Restart,
     /// When it is started anew for device memory that it loses.

@@ -4,6 +4,9 @@ use super::checked::MIB;
 use std::net::SocketAddr;
 use std::time::Duration;
 
+/// Name of whoever is not known.
+pub const DEFAULT_TENANT: &str = "default";
+
 /// The endpoint for clients.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Gateway {

@@ -31,7 +31,7 @@ mod tests;
 
 pub use check::{KnownBad, Releases, Spoils, known_bad};
 pub use checked::{
-    Config, Device, Drain, Engine, Journal, LogFiles, LogFormat, Node, OnFailure, PlanRef, Policy, Recycle,
+    Config, Device, Drain, Engine, Journal, LogFiles, LogFormat, Node, OnFailure, OnStop, PlanRef, Policy, Recycle,
     Restart, Sampling, Schedule, Secret, Selector, Simulated, Source, Strategy, Timeouts,
 };
 pub use cycle_plan::CyclePlan;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use hotbunk_core::tier::Tier;
 
-use super::checked::{Drain, LogFormat, OnFailure, Strategy};
+use super::checked::{Drain, LogFormat, OnFailure, OnStop, Strategy};
 use super::reader::{Located, OneOrMany, Size, Span, section, words};
 
 words!(Tier, [
@@ -24,6 +24,7 @@ words!(Strategy, [
 ]);
 words!(Drain, ["wait" => Drain::Wait, "freeze" => Drain::Freeze, "abort" => Drain::Abort]);
 words!(OnFailure, ["go_on" => OnFailure::GoOn, "refuse_switching" => OnFailure::RefuseSwitching]);
+words!(OnStop, ["stop" => OnStop::Stop, "leave" => OnStop::Leave]);
 words!(LogFormat, ["text" => LogFormat::Text, "json" => LogFormat::Json]);
 
 section! {
@@ -37,6 +38,10 @@ section! {
         engine (required): Vec<Located<RawEngine>>,
         /// How handoffs are made where the caller names nothing.
         policy: RawPolicy,
+        /// The endpoint for clients.
+        gateway: RawGateway,
+        /// Somebody who sends requests. One of the name "default" is whoever is not known.
+        tenant: Vec<Located<RawTenant>>,
         /// How much the journal keeps.
         journal: RawJournal,
         /// A cycle that runs by itself.
@@ -75,6 +80,8 @@ section! {
         host_memory_reserve: Size,
         /// How long an orderly shutdown may take before what is left is killed. Default 60s.
         shutdown_grace: Span,
+        /// What SIGTERM does with the engines: "stop" them, or "leave" them to the next agent. Default stop.
+        on_stop: OnStop,
     }
 }
 
@@ -159,6 +166,18 @@ section! {
         residual: Size,
         /// Worker processes: tensor × pipeline parallel. Default: what the command says, else 1.
         workers: u16,
+        /// Longest that its requests should wait for their turn while another engine is busy. Default 60s.
+        max_wait: Span,
+        /// Once awake, other engines' requests do not put it to sleep before this has passed. Default 2s.
+        min_residency: Span,
+        /// Its share of the device while several engines have requests, against the others'. Default 1.
+        weight: u32,
+        /// Other engines' requests never put it to sleep. Default false.
+        pinned: bool,
+        /// Where it is put while nobody uses it, as in [{ after = "30s", tier = "parked" }]. Default: it stays awake.
+        idle: Vec<Located<RawRung>>,
+        /// Most requests that the gateway has on it at once; the others wait. Default: no limit.
+        max_in_flight: u32,
         /// When it is started again after a crash.
         restart: RawRestart,
         /// When it is started anew, at an idle moment, for device memory that it loses.
@@ -169,6 +188,16 @@ section! {
         op_log: String,
         /// Deadlines that replace the computed ones.
         timeouts: RawTimeouts,
+    }
+}
+
+section! {
+    /// One rung of an idle ladder.
+    struct RawRung {
+        /// Since its last request has been answered.
+        after (required): Span,
+        /// parked, level1, level2 or stopped.
+        tier (required): Tier,
     }
 }
 
@@ -239,6 +268,80 @@ section! {
         drain_deadline: Span,
         /// Engine, or list of engines, awake once all have started. Default none.
         awake_at_start: OneOrMany<String>,
+    }
+}
+
+section! {
+    /// The endpoint for clients.
+    struct RawGateway {
+        /// Its address, or "none". Default 127.0.0.1:8000. Port 0 takes a free one.
+        listen: String,
+        /// Largest body of a request. Default 128MiB.
+        max_body: Size,
+        /// Largest head of a request. Default 64KiB.
+        max_header: Size,
+        /// How long a client may take to send the head of a request. Default 10s.
+        header_timeout: Span,
+        /// Most requests that may wait for one engine. Default 1024.
+        hold_requests: u32,
+        /// Most memory for the bodies of those that wait. Default 1GiB.
+        hold_bytes: Size,
+        /// How long a plain request may wait before it is answered 503. Default 60s.
+        hold_deadline: Span,
+        /// How long a streamed request may wait. Default 10m.
+        hold_stream_deadline: Span,
+        /// How long a stream may be silent before the client is sent an SSE comment. Default 5s.
+        keep_alive: Span,
+        /// Threads that serve requests. Default: as many as cores, 4 at the most.
+        threads: u16,
+        /// Header by which a trusted proxy in front says whose a request is.
+        tenant_header: String,
+        /// Whether a request of nobody that is known is refused. Default: whether any tenant has a key.
+        require_key: bool,
+    }
+}
+
+section! {
+    /// Somebody who sends requests. One of the name "default" is whoever is not known.
+    struct RawTenant {
+        /// Its name.
+        name (required): String,
+        /// SHA-256 of its API key, 64 hexadecimal digits, or a list of several.
+        key_sha256: OneOrMany<String>,
+        /// Value of the gateway's `tenant_header` that means it. Default: its name.
+        header: String,
+        /// Its share of a busy model, against the others'. Default 1.
+        weight: u32,
+        /// Most requests at once, on each model.
+        max_in_flight: u32,
+        /// Most requests that may wait, for each model.
+        max_queued: u32,
+        /// Requests per second, on each model.
+        requests_per_second: f64,
+        /// Requests at once after a rest. Default: those of one second.
+        burst: u32,
+        /// Tokens per minute, on each model, of prompt and answer together.
+        tokens_per_minute: u32,
+        /// Other limits on one model.
+        model: Vec<Located<RawTenantModel>>,
+    }
+}
+
+section! {
+    /// Limits of a tenant on one model. What is not said is as it is for the tenant's other models.
+    struct RawTenantModel {
+        /// The model, or an alias.
+        name (required): String,
+        /// Most requests at once.
+        max_in_flight: u32,
+        /// Most requests that may wait.
+        max_queued: u32,
+        /// Requests per second.
+        requests_per_second: f64,
+        /// Requests at once after a rest. Default: those of one second.
+        burst: u32,
+        /// Tokens per minute, of prompt and answer together.
+        tokens_per_minute: u32,
     }
 }
 

@@ -117,9 +117,9 @@ impl Run {
             run.ended_at = Some(clock::epoch());
             run.elapsed_s = elapsed_s;
             (run.state, run.error) = match outcome {
-                Outcome::Ok => (State::Succeeded, None),
+                Outcome::Ok | Outcome::Recovered => (State::Succeeded, None),
                 Outcome::Cancelled => (State::Cancelled, None),
-                Outcome::Failed { code, message } => {
+                Outcome::Failed { code, message } | Outcome::RolledBack { code, message } => {
                     (State::Failed, Some(ApiError::new(ErrorCode::from_word(&code), message)))
                 }
             };

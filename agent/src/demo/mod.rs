@@ -6,10 +6,10 @@
 mod setup;
 mod show;
 
-use crate::app::{App, Engines};
+use crate::app::{App, Begin, Engines, Former};
 use crate::cli::{out, run, say};
 use crate::clock;
-use crate::config::{Facts, Strategy, cycle_plan};
+use crate::config::{Facts, OnStop, Strategy, cycle_plan};
 use crate::cycle::By;
 use crate::effects::chain;
 use crate::report;
@@ -130,12 +130,16 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
         args.speed
     ));
     say(&format!("folder: {}", setup.dir.display()));
-    let app = App::start(config, Engines::Leave).await?;
+    let former = Former::Stop;
+    let app = App::start(config, Begin { engines: Engines::Leave, former }, std::future::pending()).await?;
     // The journal's lock is ours, and what was left running has been stopped.
     setup.clear_former();
     say(&format!("control socket: {}", app.control_socket.display()));
     if let Some(address) = app.metrics_address {
         say(&format!("metrics: http://{address}/metrics"));
+    }
+    if let Some(address) = app.gateway_address {
+        say(&format!("gateway: http://{address}/v1"));
     }
     let source = PlanSource::Named { name: args.plan.name().to_owned() };
     let options = cycle_plan::Options { strategy: args.strategy, leave: args.leave };
@@ -150,7 +154,7 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
     progress.finish();
     let Some(ended) = ended else {
         say("interrupted: stopping the engines");
-        app.shutdown("interrupted", async {
+        app.shutdown("interrupted", OnStop::Stop, async {
             signals.next().await;
         })
         .await;
@@ -160,7 +164,7 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
     if args.stay && code.is_ok() {
         stay(&app, &mut signals).await;
     }
-    app.shutdown("the demo is over", async {
+    app.shutdown("the demo is over", OnStop::Stop, async {
         signals.next().await;
     })
     .await;
@@ -199,12 +203,14 @@ async fn stay(app: &App, signals: &mut run::Signals) {
     if let Some(address) = app.metrics_address {
         say(&format!("  curl http://{address}/metrics"));
     }
-    for slot in &app.hands.engines {
-        say(&format!(
-            "  curl {}/v1/completions -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"prompt\": \"hello\", \"max_tokens\": 8}}'",
-            slot.config.base_url(),
-            slot.config.model
-        ));
+    if let Some(address) = app.gateway_address {
+        say("one endpoint serves every model, and switches to the one that is asked for:");
+        for slot in &app.hands.engines {
+            say(&format!(
+                "  curl -N http://{address}/v1/completions -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"prompt\": \"hello\", \"max_tokens\": 8}}'",
+                slot.config.model
+            ));
+        }
     }
     say("Ctrl-C ends it.");
     signals.next().await;

@@ -100,6 +100,8 @@ fn text(
          metrics_listen = \"127.0.0.1:{}\"\n\
          log_filter = \"warn\"\n\
          host_memory_reserve = \"1GiB\"\n\n\
+         [gateway]\n\
+         listen = \"127.0.0.1:{}\"\n\n\
          [simulated]\n\
          profile = {}\n\
          speed = {:?}\n\
@@ -109,6 +111,7 @@ fn text(
          ledger = {}\n",
         path(&dir.join("state")),
         path(sockets),
+        free_port()?,
         free_port()?,
         quote(&args.profile),
         args.speed,

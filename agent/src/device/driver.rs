@@ -145,10 +145,11 @@ fn not_twice<'a>(
     uuids: &HashMap<usize, String>,
 ) -> Result<(Handle<'a>, DeviceInfo), Arc<Error>> {
     let uuid = &found.1.uuid;
+    let is_gpu = |spec: &DeviceSpec| matches!(spec.source, Source::Nvml(_));
     let is_same = |(index, other): &&(usize, DeviceSpec)| {
-        other.name != spec.name && open.contains_key(index) && uuids.get(index) == Some(uuid)
+        is_gpu(other) && other.name != spec.name && open.contains_key(index) && uuids.get(index) == Some(uuid)
     };
-    match devices.iter().find(is_same).filter(|_| matches!(spec.source, Source::Nvml(_))) {
+    match devices.iter().find(is_same).filter(|_| is_gpu(spec)) {
         None => Ok(found),
         Some((_, other)) => Err(Arc::new(Error::Twice {
             device: spec.name.clone(),

@@ -1,6 +1,7 @@
 //! One engine at the edge: its process, its client, its canary; and how it is started, made ready and stopped.
 
 use super::Seen;
+use crate::adopt::Life;
 use crate::config;
 use crate::engine::{Canary, Client, Detected, Endpoint, Health, Identity};
 use crate::events::Incident;
@@ -35,6 +36,8 @@ struct Live {
     action: Option<AbortHandle>,
     last_log: Option<PathBuf>,
     facts: Facts,
+    /// Settings that it was started with, where those may be others than the configured ones.
+    fingerprint: Option<String>,
 }
 
 /// What an engine said of itself when it became ready.
@@ -105,6 +108,59 @@ impl EngineSlot {
         }
     }
 
+    /// Takes hold of its process, which a former agent has started.
+    ///
+    /// # Errors
+    /// A sentence: there is no client to be had.
+    pub fn take(&self, process: EngineProcess, life: Option<&Life>) -> Result<Client, String> {
+        let client = Client::new(self.endpoint()).map_err(|e| chain(&e));
+        self.live(|l| {
+            l.last_log = Some(process.log_path().to_owned());
+            l.process = Some(process);
+            l.client = client.as_ref().ok().cloned();
+            l.canary = life.and_then(|life| life.canary.clone());
+            l.facts = life.map_or_else(Facts::default, |life| Facts {
+                version: life.version.clone(),
+                context_tokens: life.context_tokens,
+                detected: None,
+            });
+            l.fingerprint = life.map(|life| life.fingerprint.clone());
+        });
+        self.see(Seen::spawned);
+        client
+    }
+
+    /// What it can do was asked anew.
+    pub fn detected(&self, detected: Detected) {
+        self.live(|l| {
+            l.facts.version = Some(detected.capabilities.version.to_string());
+            l.facts.detected = Some(detected);
+        });
+    }
+
+    /// What a later agent needs to know of this life; `None` where there is no process.
+    pub fn life(&self) -> Option<Life> {
+        self.live(|l| {
+            Some(Life {
+                incarnation: l.process.as_ref()?.incarnation(),
+                fingerprint: l.fingerprint.clone().unwrap_or_else(|| self.fingerprint.clone()),
+                canary: l.canary.clone(),
+                version: l.facts.version.clone(),
+                context_tokens: l.facts.context_tokens,
+            })
+        })
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        let c = &self.config;
+        Endpoint {
+            base: c.base_url(),
+            model: c.model.clone(),
+            api_key: c.api_key.as_ref().map(|key| key.reveal().to_owned()),
+            load_tracking: c.command.iter().any(|arg| arg == "--enable-server-load-tracking"),
+        }
+    }
+
     /// Starts its process under a shim.
     ///
     /// # Errors
@@ -130,14 +186,8 @@ impl EngineSlot {
             },
             grace: c.stop_grace,
         };
-        let endpoint = Endpoint {
-            base: c.base_url(),
-            model: c.model.clone(),
-            api_key: c.api_key.as_ref().map(|key| key.reveal().to_owned()),
-            load_tracking: c.command.iter().any(|arg| arg == "--enable-server-load-tracking"),
-        };
         // First what can fail without leaving anything behind.
-        let client = Client::new(endpoint).map_err(|e| chain(&e))?;
+        let client = Client::new(self.endpoint()).map_err(|e| chain(&e))?;
         let process = shims.spawn(launch).await.map_err(|e| chain(&e))?;
         self.live(|l| {
             l.last_log = Some(process.log_path().to_owned());
@@ -145,6 +195,7 @@ impl EngineSlot {
             l.client = Some(client);
             l.canary = None;
             l.facts = Facts::default();
+            l.fingerprint = None;
         });
         self.see(Seen::spawned);
         Ok(process)

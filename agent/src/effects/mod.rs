@@ -3,6 +3,8 @@
 //! Each action is a task of its own; nothing here decides. An engine has at most one action at a time: a new one aborts
 //! an earlier one that the core has given up (its HTTP call goes on inside vLLM all the same).
 
+mod device;
+mod drain;
 mod engine;
 mod seen;
 mod work;
@@ -11,13 +13,15 @@ pub use engine::{Ended, EngineSlot, Facts, chain};
 pub use seen::{Compared, Seen, Stopped};
 pub use work::{Called, WorkLog};
 
+use crate::adopt::keep_life;
 use crate::clock;
 use crate::device::{AwaitOutcome, Reading, Sampler, Threshold};
-use crate::engine::{self as vllm, Depth, Drain, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
+use crate::engine::{self as vllm, Depth, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
 use crate::events::{Context, Incident, Recorder};
+use crate::gateway::Hub;
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
-use crate::process::{LossCause, ProcessEvent, Shims};
+use crate::process::{EngineProcess, LeftAlone, LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
 use hotbunk_core::call::Call;
 use hotbunk_core::call::{CallOutcome, SleepingAnswer};
@@ -25,7 +29,6 @@ use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
 use hotbunk_core::event::{Event, Survey};
 use hotbunk_core::ids::{DeviceId, EngineId};
-use hotbunk_core::spec::DrainPolicy;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::mpsc;
@@ -50,8 +53,12 @@ pub struct Hands {
     pub host: HostSampler,
     /// Starts processes.
     pub shims: Shims,
+    /// Admission of clients' requests.
+    pub hub: Arc<Hub>,
     /// Journal, metrics, log.
     pub recorder: Recorder,
+    /// What of a former agent was left alone.
+    pub left_alone: Vec<LeftAlone>,
     /// Back to the owner of the state.
     pub inputs: mpsc::UnboundedSender<Input>,
 }
@@ -140,8 +147,8 @@ impl Hands {
                 Err(why) => StepResult::NotReady(self.with_last_line(&slot, why).await),
             },
             (_, None) => StepResult::Gone("it has no process".to_owned()),
-            (Action::Drain { policy, deadline, .. }, Some(client)) => {
-                drain(&client, *policy, *deadline, purpose.capabilities).await
+            (Action::Drain { engine, policy, deadline }, Some(client)) => {
+                drain::drain(&self.hub, *engine, &client, *policy, *deadline, purpose.capabilities).await
             }
             (Action::Call { call, deadline, .. }, Some(client)) => {
                 StepResult::Called(client.call(*call, *deadline).await)
@@ -260,15 +267,30 @@ impl Hands {
             Record::Configured { engine: slot.config.name.clone(), fingerprint: slot.fingerprint.clone() };
         let spawned =
             Record::Spawned { engine: slot.config.name.clone(), incarnation: process.incarnation() };
-        self.tell(&purpose.context, vec![configured, spawned]).await;
-        let mut events = process.events();
+        self.tell_of_life(&slot, &purpose.context, vec![configured, spawned]).await;
+        self.watch(slot, engine, life, &process);
+        StepResult::Spawned
+    }
+
+    /// Passes on what happens to a process, from now until its end.
+    pub fn watch(&self, slot: Arc<EngineSlot>, engine: EngineId, life: u64, process: &EngineProcess) {
+        let (mut events, incarnation) = (process.events(), process.incarnation());
         let (inputs, recorder) = (self.inputs.clone(), self.recorder.clone());
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
                 let reason = match event {
                     ProcessEvent::Exited { reason, .. } => reason,
                     ProcessEvent::ShimLost => "its shim was killed".to_owned(),
-                    ProcessEvent::Swept(_) => continue,
+                    ProcessEvent::Swept(end) => {
+                        let swept = Record::Swept {
+                            engine: slot.config.name.clone(),
+                            incarnation: incarnation.clone(),
+                            killed: end.killed,
+                            left: u32::try_from(end.left.len()).unwrap_or(u32::MAX),
+                        };
+                        drop(recorder.record_one(&Context::none(), swept).await);
+                        continue;
+                    }
                     ProcessEvent::LogLost(loss) => {
                         let (engine, lost_bytes) = (slot.config.name.clone(), loss.bytes);
                         let incident = match loss.cause {
@@ -282,7 +304,13 @@ impl Hands {
                 let _ = inputs.send(Input::Event(Event::Exited { engine, life, reason }));
             }
         });
-        StepResult::Spawned
+    }
+
+    /// Records facts of a life with what a later agent needs to know of it.
+    async fn tell_of_life(&self, slot: &EngineSlot, context: &Context, records: Vec<Record>) {
+        let events = records.into_iter().map(Into::into).collect();
+        let keep = slot.life().map(|life| keep_life(&slot.config.name, &life));
+        drop(self.recorder.record_step(vec![(context.clone(), events)], keep.into_iter().collect()).await);
     }
 
     async fn record_ready(&self, slot: &EngineSlot, purpose: &Purpose) {
@@ -292,7 +320,7 @@ impl Hands {
             version: facts.version.unwrap_or_else(|| "unknown".to_owned()),
             context_tokens: facts.context_tokens,
         };
-        self.tell(&purpose.context, vec![record]).await;
+        self.tell_of_life(slot, &purpose.context, vec![record]).await;
     }
 
     /// Records facts that no step waits for; a journal that fails has said so itself.
@@ -411,17 +439,17 @@ impl Hands {
         let (probes, canary) = client.record_canary(deadline).await;
         let mut records: Vec<Record> = warm.iter().map(|r| probe_record(slot, "warm_up", r)).collect();
         records.extend(probes.iter().map(|r| probe_record(slot, "canary", r)));
-        self.tell(&purpose.context, records).await;
-        if let Some(failed) = warm.iter().find(|r| !r.ok()) {
-            return StepResult::WarmUpFailed(sentence(&failed.end));
-        }
-        match canary {
-            Ok(canary) => {
+        let failed = warm.iter().find(|r| !r.ok());
+        let result = match (failed, canary) {
+            (Some(failed), _) => StepResult::WarmUpFailed(sentence(&failed.end)),
+            (None, Ok(canary)) => {
                 slot.set_canary(canary);
                 StepResult::Warmed
             }
-            Err(why) => StepResult::WarmUpFailed(chain(&why)),
-        }
+            (None, Err(why)) => StepResult::WarmUpFailed(chain(&why)),
+        };
+        self.tell_of_life(slot, &purpose.context, records).await;
+        result
     }
 }
 
@@ -450,29 +478,5 @@ fn sentence(end: &ProbeEnd) -> String {
         ProbeEnd::Mismatched(mismatch) => mismatch.to_string(),
         ProbeEnd::Unknown => "no answer before the deadline".to_owned(),
         ProbeEnd::Failed(failure) => chain(failure),
-    }
-}
-
-async fn drain(
-    client: &vllm::Client,
-    policy: DrainPolicy,
-    deadline: Duration,
-    capabilities: Option<Capabilities>,
-) -> StepResult {
-    let Some(capabilities) = capabilities else {
-        return StepResult::DrainImpossible("what it can do is not known".to_owned());
-    };
-    let policy = match policy {
-        DrainPolicy::Wait | DrainPolicy::Freeze => vllm::DrainPolicy::Wait,
-        DrainPolicy::Abort => vllm::DrainPolicy::Abort,
-    };
-    match client.drain(capabilities, policy, deadline).await {
-        Drain::Drained | Drain::NotNeeded => StepResult::Drained,
-        Drain::TimedOut { running, waiting } => {
-            StepResult::DrainTimedOut { running: running.unwrap_or(0), waiting: waiting.unwrap_or(0) }
-        }
-        Drain::Impossible { reason } => StepResult::DrainImpossible(reason),
-        Drain::Failed(vllm::Error::Gone { message, .. }) => StepResult::Gone(message),
-        Drain::Failed(error) => StepResult::DrainImpossible(chain(&error)),
     }
 }

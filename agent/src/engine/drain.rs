@@ -46,6 +46,11 @@ pub enum Drain {
         /// Why, and what to do.
         reason: String,
     },
+    /// It does not say what runs.
+    Blind {
+        /// Why, and what to do.
+        reason: String,
+    },
     /// It gave no usable answer.
     Failed(Error),
 }
@@ -86,7 +91,7 @@ impl Client {
                 None => {
                     let reason = "its /metrics shows no vllm:num_requests_running (--disable-log-stats?), so nobody \
                                   can tell when it is idle: start it with --enable-server-load-tracking";
-                    return Drain::Impossible { reason: reason.to_owned() };
+                    return Drain::Blind { reason: reason.to_owned() };
                 }
                 Some(true) if settled => return Drain::Drained,
                 Some(true) => {

@@ -342,8 +342,7 @@ async fn aborting_depends_on_the_release() {
 async fn a_drain_without_evidence_is_refused() {
     let fake = Fake::start().await;
     fake.says("GET /metrics", 200, "vllm:generation_tokens_total{} 1.0\n");
-    let Drain::Impossible { reason } = fake.client().drain(can(31, ALL), DrainPolicy::Wait, LONG).await
-    else {
+    let Drain::Blind { reason } = fake.client().drain(can(31, ALL), DrainPolicy::Wait, LONG).await else {
         panic!("possible")
     };
     assert!(reason.contains("--enable-server-load-tracking"), "{reason}");

@@ -8,6 +8,7 @@ use super::text::{Size, Span};
 use crate::journal::OpenReport;
 use crate::journal::record::Record;
 use hotbunk_core::effect::Incident as Core;
+use std::fmt;
 use std::time::Duration;
 use tracing::Level;
 
@@ -22,6 +23,27 @@ pub enum Incident {
         engine: String,
         /// Its leader.
         pid: u32,
+    },
+    /// Something of a former agent can be neither taken over nor proven ours.
+    #[error("left alone, since nothing proves it ours: {record} ({}): {why}", Pids(pids))]
+    LeftAlone {
+        /// Its record.
+        record: String,
+        /// Processes concerned.
+        pids: Vec<u32>,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// An engine was taken over that runs with other settings than are configured.
+    #[error(
+        "engine {engine} serves on with the settings it was started with ({was}), which are not the configured ones; \
+         restart it to apply those"
+    )]
+    SettingsChanged {
+        /// Engine's name.
+        engine: String,
+        /// Fingerprint of the settings that it runs with.
+        was: String,
     },
     /// The engine ended as it was asked to, and left processes behind.
     #[error(
@@ -95,8 +117,10 @@ pub enum Incident {
 
 impl Incident {
     /// The code of every incident of this list.
-    pub const CODES: [&'static str; 9] = [
+    pub const CODES: [&'static str; 11] = [
         "predecessor_stopped",
+        "left_alone",
+        "settings_changed",
         "orphans_killed",
         "stop_forced",
         "log_flooded",
@@ -111,6 +135,8 @@ impl Incident {
     pub fn code(&self) -> &'static str {
         match self {
             Incident::PredecessorStopped { .. } => "predecessor_stopped",
+            Incident::LeftAlone { .. } => "left_alone",
+            Incident::SettingsChanged { .. } => "settings_changed",
             Incident::OrphansKilled { .. } => "orphans_killed",
             Incident::StopForced { .. } => "stop_forced",
             Incident::LogFlooded { .. } => "log_flooded",
@@ -126,11 +152,13 @@ impl Incident {
     pub fn engine(&self) -> Option<&str> {
         match self {
             Incident::PredecessorStopped { engine, .. }
+            | Incident::SettingsChanged { engine, .. }
             | Incident::OrphansKilled { engine, .. }
             | Incident::StopForced { engine, .. }
             | Incident::LogFlooded { engine, .. }
             | Incident::LogUnwritable { engine, .. } => Some(engine),
-            Incident::CycleSkipped { .. }
+            Incident::LeftAlone { .. }
+            | Incident::CycleSkipped { .. }
             | Incident::JournalSetAside { .. }
             | Incident::JournalFailed { .. }
             | Incident::JournalRestored { .. } => None,
@@ -152,6 +180,19 @@ impl From<&Incident> for Record {
             device: None,
             message: incident.to_string(),
         }
+    }
+}
+
+/// Pids for people.
+struct Pids<'a>(&'a [u32]);
+
+impl fmt::Display for Pids<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no process known");
+        }
+        let pids: Vec<String> = self.0.iter().map(u32::to_string).collect();
+        write!(f, "pids {}", pids.join(", "))
     }
 }
 

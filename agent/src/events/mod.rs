@@ -29,7 +29,7 @@ pub use text::{Sentence, level};
 use crate::clock;
 use crate::control::EventLog;
 use crate::journal::record::{HostSample, Record, Sample};
-use crate::journal::{self, Error, Journal, NewRecord, Row};
+use crate::journal::{self, Error, Journal, Keep, NewRecord, Row};
 use crate::metrics::Metrics;
 use hotbunk_api::event::Happening;
 use hotbunk_core::ids::OperationId;
@@ -145,26 +145,38 @@ impl Recorder {
     /// Records events that happened together, in one transaction, and answers with the position of the last once they
     /// are durable. Let it run to its end: dropped before, it may leave the journal without log line and metrics.
     pub async fn record(&self, context: &Context, events: Vec<Event>) -> Result<u64, Error> {
+        self.record_step(vec![(context.clone(), events)], Vec::new()).await
+    }
+
+    /// The same for everything that one step of the core said, whatever it belongs to, with what is to be kept of the
+    /// state that the step has led to: a later agent finds both or neither.
+    pub async fn record_step(
+        &self,
+        batches: Vec<(Context, Vec<Event>)>,
+        keep: Vec<Keep>,
+    ) -> Result<u64, Error> {
         let (at, wall) = (clock::now(), journal::wall_seconds());
-        let rows = events
+        let rows = batches
             .into_iter()
-            .map(|event| NewRecord {
-                at,
-                wall,
-                run: context.run.clone(),
-                operation: context.operation,
-                record: event.into(),
+            .flat_map(|(context, events)| {
+                events.into_iter().map(move |event| NewRecord {
+                    at,
+                    wall,
+                    run: context.run.clone(),
+                    operation: context.operation,
+                    record: event.into(),
+                })
             })
             .map(Row::encode)
             .collect::<Result<Arc<[Row]>, Error>>()
             .inspect_err(|error| {
                 tracing::error!(error = error as &dyn std::error::Error, "an event is lost")
             })?;
-        if rows.is_empty() {
+        if rows.is_empty() && keep.is_empty() {
             return self.shared.journal.commit(Vec::new()).await;
         }
         let _order = self.shared.order.lock().await;
-        let answer = self.shared.journal.commit_rows(Arc::clone(&rows)).await;
+        let answer = self.shared.journal.commit_rows(Arc::clone(&rows), keep).await;
         self.shared.metrics.journal_commit(clock::now().since(at));
         match &answer {
             Ok(_) => self.restored().await,
@@ -290,7 +302,7 @@ impl Recorder {
         let incident = Incident::JournalRestored { lost };
         let Ok(row) = Row::encode(NewRecord::new(None, None, Record::from(&incident))) else { return };
         let rows: Arc<[Row]> = Arc::from([row]);
-        if self.shared.journal.commit_rows(Arc::clone(&rows)).await.is_ok() {
+        if self.shared.journal.commit_rows(Arc::clone(&rows), Vec::new()).await.is_ok() {
             *self.lock_trouble() = None;
             self.shared.metrics.journal_failing(false);
             self.tell(&rows);

@@ -1,5 +1,6 @@
 //! Where requests and engines meet: one for the node.
 
+use super::follow::Moves;
 use super::held::Held;
 use super::lease::{Aborted, Lease};
 use super::line::{Bytes, Line, Standing, Waiter};
@@ -8,13 +9,13 @@ use super::tenant::{Tenant, Tenants};
 use crate::clock;
 use crate::config::{self, Config};
 use crate::metrics::Metrics;
+use hotbunk_core::event::Event;
 use hotbunk_core::ids::EngineId;
-use hotbunk_core::state::{Condition, Node};
-use hotbunk_core::time::Moment;
+use hotbunk_core::state::Node;
 use hyper::HeaderMap;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
@@ -73,33 +74,10 @@ pub enum Eta {
     Unknown,
 }
 
-/// What the hub tells the switcher.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
-    /// Requests begin to wait for an engine, none waits any more, or the oldest is another one.
-    Demand {
-        /// Engine.
-        engine: EngineId,
-        /// How many wait now.
-        held: u32,
-        /// Since when the oldest waits; `None` where none does.
-        oldest: Option<Moment>,
-    },
-    /// Nothing runs on an engine any more, while requests wait somewhere.
-    Used {
-        /// Engine.
-        engine: EngineId,
-        /// Running now.
-        in_flight: u32,
-        /// When an inference last ended well.
-        at: Moment,
-    },
-}
-
 /// The hub's way to the switcher, which comes into being after it.
 pub struct Link {
-    /// Tells it.
-    pub tell: Box<dyn Fn(Told) + Send + Sync>,
+    /// Tells it of demand and use.
+    pub tell: Box<dyn Fn(Event) + Send + Sync>,
     /// Its newest state.
     pub node: watch::Receiver<Arc<Node>>,
 }
@@ -113,7 +91,7 @@ impl std::fmt::Debug for Link {
 /// See the module.
 #[derive(Debug)]
 pub struct Hub {
-    lines: Vec<Line>,
+    pub(super) lines: Vec<Line>,
     names: HashMap<String, EngineId>,
     models: Vec<Model>,
     pub(super) tenants: Tenants,
@@ -123,6 +101,7 @@ pub struct Hub {
     /// Requests that wait, all engines together.
     pub(super) held: AtomicU32,
     pub(super) metrics: Metrics,
+    pub(super) moves: Mutex<Moves>,
     link: OnceLock<Link>,
 }
 
@@ -135,6 +114,10 @@ impl Hub {
         let mut models = Vec::new();
         for (at, engine) in engines() {
             for name in engine.model_ids() {
+                // Of several engines that serve one model the first is meant.
+                if names.contains_key(name) {
+                    continue;
+                }
                 names.insert(name.to_owned(), at);
                 models.push(Model {
                     id: name.to_owned(),
@@ -145,7 +128,7 @@ impl Hub {
                 });
             }
         }
-        Arc::new(Hub {
+        let hub = Arc::new(Hub {
             lines: engines().map(|(at, engine)| Line::new(at, engine)).collect(),
             names,
             models,
@@ -154,8 +137,16 @@ impl Hub {
             bytes: AtomicU64::new(0),
             held: AtomicU32::new(0),
             metrics,
+            moves: Mutex::default(),
             link: OnceLock::new(),
-        })
+        });
+        let measured = Arc::downgrade(&hub);
+        hub.metrics.before_scrape(move |metrics| {
+            if let Some(hub) = measured.upgrade() {
+                hub.measure(metrics);
+            }
+        });
+        hub
     }
 
     /// Gives it its way to the switcher; the first one counts.
@@ -167,11 +158,11 @@ impl Hub {
         &self.lines[usize::from(engine.0)]
     }
 
-    fn node(&self) -> Option<Arc<Node>> {
+    pub(super) fn node(&self) -> Option<Arc<Node>> {
         self.link.get().map(|link| Arc::clone(&link.node.borrow()))
     }
 
-    pub(super) fn tell(&self, told: Told) {
+    pub(super) fn tell(&self, told: Event) {
         if let Some(link) = self.link.get() {
             (link.tell)(told);
         }
@@ -289,7 +280,7 @@ impl Hub {
             line.pump(self);
         }
         if left.in_flight == 0 && self.held.load(std::sync::atomic::Ordering::SeqCst) > 0 {
-            self.tell(Told::Used { engine, in_flight: line.gate.in_flight(), at: line.used_at() });
+            self.tell(Event::Used { engine, in_flight: line.gate.in_flight(), at: line.used_at() });
         }
     }
 
@@ -333,29 +324,6 @@ impl Hub {
         }
     }
 
-    /// Makes gates and queues what the state says. The switcher calls it after each of its steps, before any action
-    /// that the step wants: a gate is closed before a drain begins.
-    pub fn apply(self: &Arc<Self>, node: &Node) {
-        for (line, engine) in self.lines.iter().zip(&node.engines) {
-            if engine.admission {
-                line.stand(self, Standing::May);
-                line.open(self, engine.life, engine.generation);
-                continue;
-            }
-            line.close(self, engine.condition_word());
-            if (!engine.process || engine.dead) && line.gate.in_flight() > 0 {
-                line.abort(Aborted::Died);
-            }
-            let standing = match &engine.condition {
-                _ if node.closing => Standing::Closing,
-                Condition::Failed(reason) => Standing::Failed(reason.clone()),
-                Condition::Backoff(_) => Standing::Down,
-                _ => Standing::May,
-            };
-            line.stand(self, standing);
-        }
-    }
-
     /// Whether an engine's gate is closed and no lease is left. An event.
     pub async fn drained(&self, engine: EngineId) {
         self.line(engine).gate.drained().await;
@@ -364,6 +332,11 @@ impl Hub {
     /// Ends the leases of an engine: the drain policy is `abort`.
     pub fn abort(&self, engine: EngineId) {
         self.line(engine).abort(Aborted::Drain);
+    }
+
+    /// Whether there is an endpoint in front of it: otherwise its counts say nothing about the engines.
+    pub fn listens(&self) -> bool {
+        self.settings.listen.is_some()
     }
 
     /// Leases of an engine.

@@ -5,12 +5,14 @@
 //! `held`. So one of the two lets them in ([`Line::pump`] under the lock; all of it `SeqCst`).
 
 use super::gate::{Entry, Gate};
-use super::hub::{Hub, Told};
+use super::hub::Hub;
 use super::lease::{Aborted, Lease, Place as Where, Upstream};
 use super::refusal::Refusal;
 use super::tenant::{Chair, Tenant};
 use crate::clock;
 use crate::config;
+use hotbunk_core::demand::Demand;
+use hotbunk_core::event::Event;
 use hotbunk_core::hold::{Place, Queue};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::time::Moment;
@@ -120,7 +122,7 @@ impl Line {
             id,
             name: engine.name.clone(),
             gate: Gate::new(),
-            limit: u32::MAX,
+            limit: engine.max_in_flight.unwrap_or(u32::MAX),
             place: Arc::new(place),
             life: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
@@ -346,7 +348,7 @@ impl Line {
         let oldest = waiting.queue.oldest().map(|w| w.since);
         if oldest != waiting.told {
             waiting.told = oldest;
-            hub.tell(Told::Demand { engine: self.id, held, oldest });
+            hub.tell(Event::Demand { engine: self.id, demand: Demand { held, oldest } });
         }
     }
 }

@@ -9,7 +9,7 @@
 //! This half of it is *admission*: everything between "a request that names a model has arrived" and "here is a lease".
 //! The [`Hub`] is one for the node. For each engine it has a gate (one atomic word: open or closed, under which
 //! generation, how many are in), and a queue in front of the gate that is fair between tenants. The switcher opens and
-//! closes the gates as the state says ([`Hub::apply`]), and nobody else does. A [`Lease`] lives in the response body, to
+//! closes the gates as the state says ([`Hub::follow`]), and nobody else does. A [`Lease`] lives in the response body, to
 //! its last byte: closing a gate and waiting for its count to become 0 is a drain.
 //!
 //! Where the gate is open and nobody waits, admitting takes no lock: two atomic steps, and one more for a tenant that
@@ -18,11 +18,13 @@
 //! What waits is demand: the hub tells the switcher where it begins, ends, or gets older, and the core decides whose
 //! turn it is. The hub decides nothing of the kind.
 
+mod follow;
 mod gate;
 mod held;
 mod hub;
 mod lease;
 mod line;
+pub mod proxy;
 mod refusal;
 mod sync;
 mod tenant;
@@ -30,7 +32,7 @@ mod tenant;
 mod tests;
 
 pub use held::Held;
-pub use hub::{Admit, Ask, Eta, Hub, Link, Model, Told};
+pub use hub::{Admit, Ask, Eta, Hub, Link, Model};
 pub use lease::{Aborted, Address, Lease, Upstream};
 pub use refusal::Refusal;
 pub use tenant::Tenant;

@@ -3,6 +3,7 @@
 use super::refusal::Refusal;
 use crate::clock;
 use crate::config;
+use crate::config::gateway::DEFAULT_TENANT;
 use hotbunk_core::bucket::{Bucket, Rate};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::time::Moment;
@@ -14,8 +15,6 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Name of whoever is not configured.
-pub(super) const ANYBODY: &str = "default";
 /// When a seat gets free is not known.
 const A_MOMENT: Duration = Duration::from_secs(1);
 
@@ -258,10 +257,17 @@ pub(super) struct Tenants {
 
 impl Tenants {
     pub(super) fn new(gateway: &config::Gateway, engines: usize) -> Self {
-        let free = std::iter::repeat_n(config::Limits::default(), engines);
-        let mut all = vec![Tenant::new(0, ANYBODY, 1, free)];
+        let is_default = |tenant: &&config::Tenant| tenant.name == DEFAULT_TENANT;
+        let anybody = match gateway.tenants.iter().find(is_default) {
+            Some(t) => Tenant::new(0, &t.name, t.weight, t.limits.iter().copied()),
+            None => {
+                let free = std::iter::repeat_n(config::Limits::default(), engines);
+                Tenant::new(0, DEFAULT_TENANT, 1, free)
+            }
+        };
+        let mut all = vec![anybody];
         let (mut by_key, mut by_header) = (HashMap::new(), HashMap::new());
-        for tenant in &gateway.tenants {
+        for tenant in gateway.tenants.iter().filter(|tenant| !is_default(tenant)) {
             let id = u16::try_from(all.len()).unwrap_or(u16::MAX);
             by_key.extend(tenant.keys.iter().map(|key| (*key, id)));
             by_header.insert(tenant.header.clone(), id);

@@ -1,7 +1,7 @@
 //! The two lanes into the writer: commits, which somebody waits for, and samples, which may wait or be dropped.
 
 use super::record::{HostSample, Sample};
-use super::{Error, NewRecord};
+use super::{Error, Keep, NewRecord};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,6 +29,8 @@ impl Row {
 /// Rows that stand or fall together, and who waits for them.
 pub(super) struct Commit {
     pub(super) rows: Arc<[Row]>,
+    /// What is kept beside them, in the same transaction.
+    pub(super) keep: Vec<Keep>,
     pub(super) done: oneshot::Sender<Result<u64, Error>>,
 }
 
@@ -228,7 +230,7 @@ mod tests {
 
     fn commit() -> (Commit, oneshot::Receiver<Result<u64, Error>>) {
         let (done, answer) = oneshot::channel();
-        (Commit { rows: Arc::new([]), done }, answer)
+        (Commit { rows: Arc::new([]), keep: Vec::new(), done }, answer)
     }
 
     fn count(work: &Work) -> (&'static str, usize) {

@@ -4,7 +4,7 @@
 //! kept short:
 //!
 //! ```text
-//!   commit(records) ──► commit lane ──┐                       ┌──► entries, runs, footprints
+//!   commit(records) ──► commit lane ──┐                       ┌──► entries, runs, footprints, kept
 //!                                     ├──► one writer thread ─┤
 //!   samples(..)     ──► sample lane ──┘   (commits first)     └──► samples, host_samples
 //!                        bounded; what does not fit is dropped and counted
@@ -24,6 +24,8 @@
 //! - **A bad file never stops the agent**, but a file that we must not touch does: a damaged one is set aside under
 //!   another name and said in the [`OpenReport`]; one by a newer Hotbunk, or by another program, is refused.
 
+#[cfg(debug_assertions)]
+mod die;
 mod error;
 mod lanes;
 mod read;
@@ -144,6 +146,16 @@ pub(crate) fn wall_seconds() -> f64 {
     clock::wall().as_duration().as_secs_f64()
 }
 
+/// Something of which only the newest is kept: it replaces what was kept under its key, in the same transaction as the
+/// records that it is handed over with. It is no history, so it does not grow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keep {
+    /// Under which name.
+    pub key: String,
+    /// As JSON; `None` forgets it.
+    pub body: Option<String>,
+}
+
 /// What the journal has done since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
@@ -222,15 +234,15 @@ impl Journal {
             return Ok(self.shared.last_seq.load(Ordering::Acquire));
         }
         let rows = records.into_iter().map(Row::encode).collect::<Result<Arc<[Row]>, _>>()?;
-        self.commit_rows(rows).await
+        self.commit_rows(rows, Vec::new()).await
     }
 
-    /// The same with rows that the caller keeps.
-    pub(crate) async fn commit_rows(&self, rows: Arc<[Row]>) -> Result<u64, Error> {
+    /// The same with rows that the caller keeps, and with what is to be kept beside them.
+    pub(crate) async fn commit_rows(&self, rows: Arc<[Row]>, keep: Vec<Keep>) -> Result<u64, Error> {
         let closed = || Error::Closed { path: self.shared.path.clone() };
         let _place = self.shared.places.acquire().await.map_err(|_| closed())?;
         let (done, answer) = oneshot::channel();
-        if !self.shared.lanes.commit(Commit { rows, done }) {
+        if !self.shared.lanes.commit(Commit { rows, keep, done }) {
             return Err(closed());
         }
         let seq = answer.await.map_err(|_| closed())??;

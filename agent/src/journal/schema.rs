@@ -17,7 +17,7 @@ const CHECK_UP_TO_BYTES: u64 = 64 << 20;
 const LOCK_PATIENCE: Duration = Duration::from_secs(2);
 
 /// `MIGRATIONS[n]` brings schema `n` to `n + 1`; a new file is schema 0. Never edit one that has been released.
-pub(super) const MIGRATIONS: &[&str] = &[include_str!("schema_v1.sql")];
+pub(super) const MIGRATIONS: &[&str] = &[include_str!("schema_v1.sql"), include_str!("schema_v2.sql")];
 
 /// Opens the journal for writing and says what was found.
 pub(super) fn open(path: &Path) -> Result<(Connection, OpenReport), Error> {

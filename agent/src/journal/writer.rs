@@ -3,7 +3,7 @@
 use super::lanes::{Commit, Lanes, Row, Sampled, Work};
 use super::record::{HostSample, Outcome, Record, Sample};
 use super::retention::Believed;
-use super::{Error, OpenReport, Options};
+use super::{Error, Keep, OpenReport, Options};
 use rusqlite::{Connection, TransactionBehavior, params};
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -188,6 +188,8 @@ impl Writer {
         match written {
             Ok(()) => {
                 self.lanes.wrote(None);
+                #[cfg(debug_assertions)]
+                super::die::counted(&commits);
                 for (commit, last) in commits.into_iter().zip(lasts) {
                     self.note_rows(commit.rows.len());
                     let _ = commit.done.send(Ok(last));
@@ -230,6 +232,9 @@ impl Writer {
                     ])?;
                     derive(&transaction, row, self.last_seq, &self.fingerprints, &mut learned)?;
                 }
+                for Keep { key, body } in &commit.keep {
+                    keep(&transaction, key, body.as_deref())?;
+                }
                 lasts.push(self.last_seq);
             }
         }
@@ -262,7 +267,7 @@ impl Writer {
     pub(super) fn write_now(&mut self, news: Vec<super::NewRecord>) -> Result<u64, Error> {
         let rows = news.into_iter().map(Row::encode).collect::<Result<_, _>>()?;
         let (done, mut answer) = tokio::sync::oneshot::channel();
-        self.commits(vec![Commit { rows, done }]);
+        self.commits(vec![Commit { rows, keep: Vec::new(), done }]);
         answer.try_recv().unwrap_or_else(|_| Err(Error::Closed { path: self.path.clone() }))
     }
 
@@ -358,6 +363,17 @@ fn derive(
         _ => {}
     }
     Ok(())
+}
+
+/// Replaces what is kept under a key.
+fn keep(connection: &Connection, key: &str, body: Option<&str>) -> rusqlite::Result<()> {
+    match body {
+        Some(body) => connection
+            .prepare_cached("INSERT OR REPLACE INTO kept (key, body) VALUES (?1, ?2)")?
+            .execute([key, body])
+            .map(drop),
+        None => connection.prepare_cached("DELETE FROM kept WHERE key = ?1")?.execute([key]).map(drop),
+    }
 }
 
 /// A small write of our own, so that what SQLite does once after a checkpoint is done at rest.

@@ -231,9 +231,12 @@ impl Name {
             Name::GatewayInFlight => "Requests that the gateway has on the engine, frozen ones included.",
             Name::GatewayRefusals => "Requests that the gateway refused, by the answer's code.",
             Name::Switching => {
-                "Time in which an operation moved memory on the device; its rate is the share of time lost to switching."
+                "Time that switches took on the device, waiting for running requests left out; its rate is the share of \
+                 time lost to switching."
             }
-            Name::TenantSwitching => "Duration of the switches that a tenant's requests caused.",
+            Name::TenantSwitching => {
+                "Time of the switches that a tenant's requests caused, waiting for running requests left out."
+            }
             Name::Handoff => {
                 "From the acceptance of a handoff or activation to the incoming engine's first token, drain left out."
             }

@@ -102,8 +102,9 @@ pub struct EngineProcess {
 }
 
 impl EngineProcess {
-    /// Takes hold of an engine whose shim has just reported for duty.
-    pub(super) fn attach(state: ShimState, state_file: PathBuf, shim: Child) -> EngineProcess {
+    /// Takes hold of an engine whose shim has just reported for duty, or (without a child) of one that a former agent
+    /// had started.
+    pub(super) fn attach(state: ShimState, state_file: PathBuf, shim: Option<Child>) -> EngineProcess {
         let (questions, asked) = mpsc::unbounded_channel();
         // A shim reports only once its engine has a leader; without one the shim itself is the best name there is.
         let incarnation = state.incarnation().unwrap_or(Incarnation {

@@ -97,7 +97,7 @@ impl Shims {
         let mut child = self.start_shim(&places.dir, &spec).inspect_err(|_| remove())?;
         match greeting(&mut child).await {
             Ok(Some(Greeting::Ready(state))) => {
-                Ok(EngineProcess::attach(*state, places.dir.join(STATE_FILE), child))
+                Ok(EngineProcess::attach(*state, places.dir.join(STATE_FILE), Some(child)))
             }
             failed => {
                 // Either it is gone or it is not going to do anything useful.

@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use tokio::time::timeout;
 
 use super::Error;
-use super::handle::StopReport;
+use super::handle::{EngineProcess, StopReport};
 use super::monitor::ends_within;
 use super::protocol::{Ask, Event, Exit, FromShim, Link, Request};
 use super::scope::{Scope, SessionHeld};
@@ -24,6 +24,8 @@ use super::sweep::{SWEEP_DEADLINE, SweepEnd, sweep_orphans};
 use super::tree::{Member, ProcStat, boot_id, command_line};
 use crate::clock;
 
+/// The id of the last word to a shim.
+const FORGET: u64 = 2;
 /// What a shim is given beyond grace and sweep.
 const SLACK: Duration = Duration::from_secs(5);
 
@@ -50,6 +52,18 @@ impl Predecessor {
     /// Its incarnation, where its leader was started.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.state.incarnation()
+    }
+
+    /// Whether its leader still runs: this very process, by pid and start time.
+    pub fn leader_runs(&self) -> bool {
+        let stat = self.state.leader.and_then(ProcStat::read_member);
+        stat.is_some_and(|stat| stat.is_running())
+    }
+
+    /// Takes hold of it: log, exit status, questions and stops go on as if this agent had started it. What has happened
+    /// to it since is told as events. Its shim must live.
+    pub fn adopt(&self) -> EngineProcess {
+        EngineProcess::attach(self.state.clone(), self.state_file.clone(), None)
     }
 }
 
@@ -205,9 +219,14 @@ async fn ask_to_stop(state: &ShimState, grace: Duration, exit: &mut Option<Exit>
         match link.next().await.ok()?? {
             FromShim::Event { event: Event::Exited(how), .. } => *exit = Some(how),
             FromShim::Event { event: Event::Swept(end), .. } => {
-                if end.left.is_empty() {
-                    // Where it cannot be told any more, it is going already: another one has dismissed it.
-                    drop(link.send(&Request { id: 2, ask: Ask::Forget }).await);
+                // Until it has answered: a question that is still on its way when the line is cut may not be read. Where
+                // it cannot be told any more, it is going already: another one has dismissed it.
+                if end.left.is_empty() && link.send(&Request { id: FORGET, ask: Ask::Forget }).await.is_ok() {
+                    while let Ok(Some(line)) = link.next().await {
+                        if matches!(line, FromShim::Answer { id: FORGET, .. }) {
+                            break;
+                        }
+                    }
                 }
                 return Some(end);
             }

@@ -103,11 +103,13 @@ fn failures(run: &Run<'_>) -> Vec<FailedStep> {
 
 fn failure(run: &Run<'_>, step: &Step<'_>) -> Option<FailedStep> {
     let (code, message) = match step.outcome {
-        Some(Outcome::Failed { code, message }) => (code.clone(), message.clone()),
+        Some(Outcome::Failed { code, message } | Outcome::RolledBack { code, message }) => {
+            (code.clone(), message.clone())
+        }
         Some(Outcome::Cancelled) => ("cancelled".to_owned(), "cancelled while it ran".to_owned()),
         None if step.began => ("unfinished".to_owned(), "it began, and the journal holds no end".to_owned()),
         None => ("not_run".to_owned(), "the run ended before it".to_owned()),
-        Some(Outcome::Ok) => incomplete_load(run, step)?,
+        Some(Outcome::Ok | Outcome::Recovered) => incomplete_load(run, step)?,
     };
     Some(FailedStep { step: Some(step.index), what: describe(step.plan), code, message })
 }

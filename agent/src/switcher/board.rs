@@ -168,6 +168,19 @@ impl Board {
                     shown.from = from;
                 })
             }
+            Note::Resumed { id, request, by, step, then, because } => {
+                let from = node.operations.iter().find(|op| op.id == *id).and_then(|op| op.outgoing.first());
+                let from = from.filter(|e| Some(**e) != request.engine());
+                let from = from.map(|e| node.engine(*e).spec.name.clone());
+                let step = step.as_ref().map(|s| s.sentence(node)).unwrap_or_default();
+                self.begin(node, *id, request, *by, order, State::Running, |shown| {
+                    shown.from = from;
+                    shown.note = Some(format!(
+                        "begun by an agent that ended meanwhile, in the step: {step} ({}: {because})",
+                        then.as_str()
+                    ));
+                })
+            }
             Note::Queued { id, .. } => {
                 let Some(order) = order else { return };
                 self.begin(node, *id, &order.request, order.by, Some(order), State::Queued, |_| {})

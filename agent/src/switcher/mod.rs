@@ -16,8 +16,9 @@ pub mod spec;
 pub use board::{Board, Client, Ended, Why};
 pub use notes::{Admission, Around};
 
+use crate::adopt::{Keeper, Taken};
 use crate::clock;
-use crate::device::{FastGuard, Health};
+use crate::device::FastGuard;
 use crate::effects::{Hands, Purpose, WorkLog};
 use crate::events::{Context, Event as Recorded};
 use crate::journal::record::Record;
@@ -30,7 +31,7 @@ use hotbunk_core::program::Step;
 use hotbunk_core::queue::Refusal;
 use hotbunk_core::state::Node;
 use hotbunk_core::step::step;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
@@ -41,6 +42,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 pub enum Input {
     /// Something that happened.
     Event(Event),
+    /// What a former agent left.
+    Taken(Box<Taken>),
     /// An action ended.
     Done {
         /// Which.
@@ -109,6 +112,11 @@ impl Handle {
         let _ = self.inputs.send(Input::Event(event));
     }
 
+    /// Hands over what a former agent left.
+    pub fn take(&self, taken: Taken) {
+        let _ = self.inputs.send(Input::Taken(Box::new(taken)));
+    }
+
     /// Gives a command, and returns as soon as it is accepted or refused.
     pub async fn submit(&self, order: Order) -> Admission {
         let (answer, received) = oneshot::channel();
@@ -166,6 +174,10 @@ pub struct Switcher {
     /// The devices' ledgers as they were last published.
     ledgers: Vec<status::Ledger>,
     reconcile: Duration,
+    /// What a later agent would take over.
+    keeper: Keeper,
+    /// Operations that a former agent began.
+    resumed: HashSet<OperationId>,
 }
 
 impl Switcher {
@@ -195,6 +207,8 @@ impl Switcher {
             fast: None,
             needs_journal: false,
             reconcile,
+            keeper: Keeper::default(),
+            resumed: HashSet::new(),
         };
         (switcher, handle)
     }
@@ -224,7 +238,7 @@ impl Switcher {
                     Some(input) => self.take(input).await,
                     None => return,
                 },
-                () = wake => self.happened(Event::Tick, Around::default()).await,
+                () = wake => self.tick().await,
                 _ = ticks.tick() => self.look_around().await,
                 () = stopped(&mut stop) => return,
             }
@@ -233,7 +247,15 @@ impl Switcher {
 
     async fn take(&mut self, input: Input) {
         match input {
-            Input::Event(event) => self.happened(event, Around::default()).await,
+            Input::Event(event) => {
+                if let Event::Demand { .. } = event {
+                    for used in self.hands.hub.use_of_engines(&self.node) {
+                        self.happened(used, Around::default()).await;
+                    }
+                }
+                self.happened(event, Around::default()).await;
+            }
+            Input::Taken(taken) => self.adopt(*taken).await,
             Input::Done { ticket, result, around } => {
                 self.happened(Event::Done { ticket, result }, around).await;
             }
@@ -243,6 +265,7 @@ impl Switcher {
                     self.runs.insert(id, run.clone());
                 }
                 self.answers.insert(id, answer);
+                self.keeper.order(id, &order);
                 let event = Event::Command { id, request: order.request.clone(), by: order.by };
                 self.orders.insert(id, order);
                 self.happened(event, Around::default()).await;
@@ -264,18 +287,17 @@ impl Switcher {
         self.look_at_journal().await;
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
-            let event = match (self.hands.sampler.health(device), self.hands.sampler.latest(device)) {
-                (Health::Lost { reason }, _) => Some(Event::DeviceLost { device, reason }),
-                (Health::Ok | Health::Degraded { .. }, Some(reading)) => {
-                    let reserved = self.hands.sampler.info(device).map_or(0, |i| i.reserved_bytes);
-                    let capacity = reading.total.saturating_sub(reserved);
-                    Some(Event::DeviceRead { device, capacity, used: reading.used })
-                }
-                _ => None,
-            };
-            if let Some(event) = event {
+            if let Some(event) = self.hands.device_event(device) {
                 self.happened(event, Around::default()).await;
             }
+        }
+        self.tick().await;
+    }
+
+    /// Turns and idle ladders go by how engines are used, so that is told first.
+    async fn tick(&mut self) {
+        for event in self.hands.hub.use_of_engines(&self.node) {
+            self.happened(event, Around::default()).await;
         }
         self.happened(Event::Tick, Around::default()).await;
     }
@@ -288,10 +310,43 @@ impl Switcher {
         }
     }
 
+    /// Everything of a former agent: decided in one step, and said.
+    async fn adopt(&mut self, taken: Taken) {
+        self.orders.extend(taken.orders.iter().map(|(id, order)| (*id, order.clone())));
+        for (id, order) in &taken.orders {
+            self.runs.extend(order.run.clone().map(|run| (*id, run)));
+        }
+        let operations = taken.adoption.work.as_ref().map_or(0, |work| work.operations.len());
+        let (engines, began) = (taken.lives(), taken.began);
+        self.keeper.orders(taken.orders);
+        self.happened(Event::Adopted(Box::new(taken.adoption)), Around::default()).await;
+        let adopted = engines.iter().filter_map(|id| {
+            let engine = self.node.engine(*id);
+            Some(Record::Adopted {
+                engine: engine.spec.name.clone(),
+                incarnation: self.hands.slot(*id).process()?.incarnation(),
+                state: engine.condition_word().to_owned(),
+                generation: engine.generation,
+            })
+        });
+        let recovered = Record::Recovered {
+            engines: u32::try_from(engines.len()).unwrap_or(u32::MAX),
+            operations: u32::try_from(operations).unwrap_or(u32::MAX),
+            began,
+            recovered: clock::now(),
+        };
+        let said = adopted.chain([recovered]).map(Recorded::from).collect();
+        drop(self.hands.recorder.record(&Context::none(), said).await);
+    }
+
     /// One event: decided, made durable, acted on.
     async fn happened(&mut self, event: Event, around: Around) {
-        let effects = step(&mut self.node, event, clock::now());
+        let now = clock::now();
+        let effects = step(&mut self.node, event, now);
+        // Before any action: a gate is closed before the drain begins.
+        self.hands.hub.follow(&self.node, &effects, now);
         if effects.is_empty() {
+            self.keep().await;
             return self.published();
         }
         let mut current = effects
@@ -303,7 +358,11 @@ impl Switcher {
         for effect in &effects {
             let Effect::Note(note) = effect else { continue };
             current = notes::operation_of(note).or(current);
+            if let Note::Resumed { id, .. } = note {
+                self.resumed.insert(*id);
+            }
             if let Some(record) = notes::record(&self.node, note, around) {
+                let record = notes::by_whom(record, current.is_some_and(|id| self.resumed.contains(&id)));
                 match batches.last_mut() {
                     Some((of, events)) if *of == current => events.push(record.into()),
                     _ => batches.push((current, vec![record.into()])),
@@ -320,14 +379,15 @@ impl Switcher {
             }
         }
         self.published();
-        for (operation, events) in batches {
-            let context = self.context(operation);
-            // The recorder has said so loudly; serving goes on without a journal.
-            let failed = self.hands.recorder.record(&context, events).await.err();
+        let batches: Vec<_> = batches.into_iter().map(|(of, events)| (self.context(of), events)).collect();
+        let keep = self.keeper.changes(&self.node);
+        // One transaction, so that an agent that is killed leaves the state between two steps. The recorder has said
+        // loudly where it fails; serving goes on without a journal.
+        if let Err(error) = self.hands.recorder.record_step(batches, keep).await {
+            self.keeper.lost();
             // Not only at the next look: a command may follow at once.
-            if let Some(error) = failed.filter(|_| self.needs_journal && self.node.journal_lost.is_none()) {
-                let lost = Event::JournalLost(Some(error.to_string()));
-                let _ = self.hands.inputs.send(Input::Event(lost));
+            if self.needs_journal && self.node.journal_lost.is_none() {
+                let _ = self.hands.inputs.send(Input::Event(Event::JournalLost(Some(error.to_string()))));
             }
         }
         for effect in effects {
@@ -362,6 +422,14 @@ impl Switcher {
             }
         }
         self.ledgers = ledgers;
+    }
+
+    /// What an event without any word has changed.
+    async fn keep(&mut self) {
+        let keep = self.keeper.changes(&self.node);
+        if !keep.is_empty() && self.hands.recorder.record_step(Vec::new(), keep).await.is_err() {
+            self.keeper.lost();
+        }
     }
 
     fn published(&mut self) {
@@ -458,6 +526,7 @@ impl Switcher {
         let calls = self.calls.remove(&id).unwrap_or_default();
         let context = self.context(Some(id));
         self.runs.remove(&id);
+        self.resumed.remove(&id);
         // One that was cancelled while it waited has never begun.
         self.orders.remove(&id);
         let (hands, work, board) = (Arc::clone(&self.hands), Arc::clone(&self.work), self.board.clone());

@@ -4,9 +4,7 @@ use crate::config::{self, Config, Source};
 use hotbunk_core::backoff::BackoffPolicy;
 use hotbunk_core::creep::Recycle;
 use hotbunk_core::ids::DeviceId;
-use hotbunk_core::spec::{
-    DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts, Turn,
-};
+use hotbunk_core::spec::{DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts};
 use hotbunk_core::tier::Tier;
 use std::time::Duration;
 
@@ -60,8 +58,8 @@ fn engine(config: &Config, e: &config::Engine, memory: &impl Fn(&str) -> Option<
             initial: e.restart.initial,
             max: e.restart.max,
         },
-        turn: Turn::default(),
-        ladder: Vec::new(),
+        turn: e.turn,
+        ladder: e.idle.clone(),
         recycle: Recycle { creep: e.recycle.creep_bytes, sleeps: e.recycle.sleeps },
     }
 }

@@ -30,7 +30,8 @@ impl Hash for Sys {
         self.node.queue.hash(h);
         self.node.closing.hash(h);
         (&self.procs, &self.pending, &self.exits, &self.surveys, &self.goal, &self.tampered).hash(h);
-        (self.blind, self.commands, self.faults, self.ticks, self.since, &self.broken).hash(h);
+        (self.blind, self.commands, self.faults, self.crashes, self.ticks).hash(h);
+        (self.since, &self.broken).hash(h);
         for o in &self.observed {
             (o.id, &o.reported).hash(h);
         }
@@ -76,6 +77,9 @@ impl Sys {
                     out.push(Act::Meddle(e));
                 }
             }
+        }
+        if self.crashes > 0 {
+            out.extend(self.ways_to_be_killed().into_iter().map(Act::Crash));
         }
         let due = self.node.engines.iter().any(|e| matches!(e.condition, Condition::Backoff(_)));
         if due || self.ticks > 0 {

@@ -97,6 +97,7 @@ fn two(minor: u16, capacity: u64, b: Tier) -> Config {
         menu: vec![switch(1, None), switch(0, None)],
         commands: 2,
         faults: 1,
+        crashes: 0,
         surveys: false,
         deaths: true,
         cold: false,
@@ -225,4 +226,75 @@ fn finds_a_skipped_verification() {
 #[test]
 fn finds_an_accepted_late_reply() {
     finds("accepted late reply", planted::late_reply(), two(31, 40, Tier::Level1), "I3");
+}
+
+/// The agent is killed at every point, and everything that can go wrong otherwise goes wrong besides.
+fn killed(config: Config) -> Config {
+    Config { crashes: 1, ..config }
+}
+
+#[test]
+fn killed_anywhere_with_two_engines() {
+    for (minor, capacity, b) in
+        [(31, 45, Tier::Level1), (31, 40, Tier::Parked), (20, 35, Tier::Level1), (16, 35, Tier::Stopped)]
+    {
+        let name = format!("killed, 0.{minor}, {capacity}, B at {b}");
+        let config = killed(Config { commands: 1, ..two(minor, capacity, b) });
+        holds(&name, config.clone());
+        // With three things gone wrong the one that cannot be put back may be the one that stays.
+        let config = Config { faults: 2, places_are_taken: true, ..config };
+        holds(&format!("{name}, two faults besides"), config);
+    }
+}
+
+#[test]
+fn killed_anywhere_with_every_command_and_strategy() {
+    for (minor, capacity, b) in [(31, 45, Tier::Level2), (20, 35, Tier::Level1), (16, 35, Tier::Stopped)] {
+        let mut config = two(minor, capacity, b);
+        config.menu.extend(everything(0));
+        config.menu.extend(everything(1));
+        let named = [Strategy::SleepFirst, Strategy::WakeFirst, Strategy::Park];
+        config.menu.extend(named.into_iter().map(|s| switch(1, Some(s))));
+        let level2 =
+            Request::Sleep { engine: EngineId(0), tier: Some(Tier::Level2), drain: Drain::default() };
+        config.menu.push(level2);
+        let name = format!("killed, every command, 0.{minor}, {capacity}, B at {b}");
+        holds(&name, Config { crashes: 1, commands: 1, faults: 1, ..config.clone() });
+        let config = Config { crashes: 2, commands: 1, faults: 0, ..config };
+        holds(&format!("{name}, twice"), config);
+    }
+}
+
+#[test]
+fn killed_while_an_engine_starts_and_is_rehearsed() {
+    for minor in [31, 16] {
+        let mut config = two(minor, 45, Tier::Stopped);
+        config.menu = vec![switch(1, None), everything(1).swap_remove(3), everything(0).swap_remove(5)];
+        let config = Config { cold: true, rehearse: true, faults: 1, commands: 1, ..config };
+        holds(&format!("killed, cold, rehearsed, 0.{minor}"), killed(config));
+    }
+}
+
+#[test]
+fn killed_with_three_engines_on_two_devices() {
+    let mut config = two(31, 40, Tier::Awake);
+    config.devices = vec![(40, 1), (40, 1)];
+    config.engines[1].devices = vec![1];
+    let both = Setting { devices: vec![0, 1], ..engine(size(10, 4, 1), 31, Tier::Level1) };
+    config.engines.push(both);
+    config.menu =
+        vec![switch(2, None), switch(0, None), everything(1).swap_remove(1), everything(1).swap_remove(4)];
+    holds("killed, three on two devices", killed(config.clone()));
+    // Two that share no device, at once, and one beside them.
+    config.engines[2] = Setting { devices: vec![1], ..engine(size(6, 2, 1), 31, Tier::Parked) };
+    config.menu = vec![switch(2, None), everything(0).swap_remove(1), switch(1, None)];
+    holds("killed, two operations at once", killed(Config { faults: 0, ..config }));
+}
+
+#[test]
+fn finds_what_an_adoption_must_not_do() {
+    let config = killed(two(31, 40, Tier::Level1));
+    finds("record believed", planted::record_believed(), config.clone(), "");
+    finds("reservation forgotten", planted::reservation_forgotten(), killed(two(31, 45, Tier::Level1)), "I2");
+    finds("work forgotten", planted::work_forgotten(), config, "operation ended 0 times");
 }

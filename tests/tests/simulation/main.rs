@@ -135,6 +135,7 @@ fn node(dice: &mut Dice) -> Config {
         menu,
         commands: u8::MAX,
         faults: u8::MAX,
+        crashes: u8::MAX,
         surveys: true,
         deaths: !dice.one_in(6),
         cold: dice.one_in(2),
@@ -158,6 +159,8 @@ struct Life {
     command: Moment,
     trouble: Moment,
     quiet: bool,
+    /// How long nobody watches after the agent has been killed.
+    away: Duration,
     faults: u32,
     acts: Vec<(Moment, Act)>,
 }
@@ -180,6 +183,7 @@ impl Life {
             command: NOW,
             trouble: NOW + Duration::from_secs(5),
             quiet: false,
+            away: Duration::ZERO,
             faults: 0,
             acts: Vec::new(),
         }
@@ -239,6 +243,12 @@ impl Life {
             let victim = u16::try_from(self.dice.roll(self.sys.procs.len() as u64)).unwrap_or(0);
             let trouble = match self.dice.roll(8) {
                 0 if !self.sys.node.operations.is_empty() => Act::Cancel(0),
+                2 | 3 => {
+                    let ways = self.sys.ways_to_be_killed();
+                    let away = if self.dice.one_in(4) { 60_000 } else { 100 };
+                    self.away = self.dice.millis(1, away);
+                    Act::Crash(self.dice.of(&ways))
+                }
                 1 if self
                     .sys
                     .node
@@ -258,6 +268,14 @@ impl Life {
         match &act {
             Act::Tick => self.tick = self.now + Duration::from_secs(1),
             Act::Command(_) => self.command = self.now + self.dice.millis(10, 40_000),
+            Act::Crash(_) => {
+                self.faults += 1;
+                self.trouble = self.now + self.dice.millis(1_000, 120_000);
+                // Nobody listens any more; who takes over asks anew.
+                self.replies.clear();
+                self.exits.clear();
+                self.surveys.clear();
+            }
             Act::Die(_) | Act::Meddle(_) | Act::Cancel(_) => {
                 self.faults += 1;
                 self.trouble = self.now + self.dice.millis(1_000, 120_000);
@@ -283,6 +301,9 @@ impl Life {
             story.push(format!("[{:.1} s] {act:?}", self.now.since(NOW).as_secs_f64()));
         }
         (self.sys.commands, self.sys.faults, self.sys.ticks) = (u8::MAX, u8::MAX, u8::MAX);
+        if let Act::Crash(_) = act {
+            self.now = self.now + self.away;
+        }
         self.sys.happen(&self.config, &act, self.now);
         self.sys.at_rest();
         self.sys.broken.clone().map_or(Ok(()), Err)

@@ -40,7 +40,9 @@ impl From<Refusal> for No {
 impl Cx<'_> {
     /// Queues the starts of an agent that comes up.
     pub(super) fn boot(&mut self, awake: Option<EngineId>) {
-        let due: Vec<EngineId> = self.node.ids().filter(|id| self.node.engine(*id).spec.autostart).collect();
+        let placed = std::mem::take(&mut self.node.placed);
+        let due = |id: &EngineId| self.node.engine(*id).spec.autostart && !placed.contains(id);
+        let due: Vec<EngineId> = self.node.ids().filter(due).collect();
         let (last, first): (Vec<_>, Vec<_>) = due.into_iter().partition(|id| Some(*id) == awake);
         for engine in first.into_iter().chain(last) {
             let awake = Some(engine) == awake;

@@ -185,13 +185,8 @@ impl Cx<'_> {
         let Some(op) = op else { return Flow::Next };
         let action = match step {
             Step::Drain(_) => {
-                let aborts = e.capabilities.is_some_and(|c| c.can_abort_in_sleep());
-                let skip = match op.drain {
-                    DrainPolicy::Wait => false,
-                    DrainPolicy::Freeze => true,
-                    DrainPolicy::Abort => aborts,
-                };
-                if e.tier != Tier::Awake || skip {
+                // Frozen requests stay where they are; aborted ones are ended by the gateway, whatever the engine can.
+                if e.tier != Tier::Awake || op.drain == DrainPolicy::Freeze {
                     return Flow::Next;
                 }
                 Action::Drain { engine, policy: op.drain, deadline: op.drain_deadline }
@@ -271,7 +266,7 @@ impl Cx<'_> {
     }
 
     /// Rewrites the program by the failure ladder.
-    fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
+    pub(super) fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
         let Some(op) = self.node.operations.iter().find(|op| op.id == id) else { return };
         let recovery = recover(self.node, op, &step, cause);
         let Some(engine) = step.engine() else { return };
@@ -337,7 +332,7 @@ impl Cx<'_> {
     }
 
     /// One incident for each engine and operation: the first, which names the cause.
-    fn report(
+    pub(super) fn report(
         &mut self,
         id: OperationId,
         engine: EngineId,
@@ -395,7 +390,7 @@ impl Cx<'_> {
     }
 
     /// The last rung: its process tree goes. On its way out that is as good as asleep; else the goal is given up.
-    fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
+    pub(super) fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
         let failed = matches!(self.node.engine(engine).condition, Condition::Failed(_));
         let Some(op) = self.op(id) else { return };
         op.attempts = 0;

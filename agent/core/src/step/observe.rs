@@ -7,7 +7,7 @@ use crate::effect::{Effect, Incident};
 use crate::event::Survey;
 use crate::ids::{DeviceId, EngineId};
 use crate::ledger;
-use crate::state::{Condition, Drift, Evidence};
+use crate::state::{Condition, Drift, Evidence, NOT_READ};
 use crate::tier::Tier;
 
 /// Surveys in a row that must contradict us before we believe them: one may have been asked before a change.
@@ -103,7 +103,7 @@ impl Cx<'_> {
             d.spec.capacity = Some(capacity);
         }
         if let Evidence::Lost(reason) = &d.evidence {
-            let first = reason == "not read yet";
+            let first = reason == NOT_READ;
             d.evidence = Evidence::Good;
             let name = d.spec.name.clone();
             if !first {
@@ -181,10 +181,12 @@ impl Cx<'_> {
     /// A device cannot be read any more.
     pub(super) fn device_lost(&mut self, device: DeviceId, reason: String) {
         let d = &mut self.node.devices[usize::from(device.0)];
+        let known = matches!(&d.evidence, Evidence::Lost(old) if old != NOT_READ);
         match &d.evidence {
             Evidence::Off => {}
-            Evidence::Lost(_) => d.evidence = Evidence::Lost(reason),
-            Evidence::Good => {
+            Evidence::Lost(_) if known => d.evidence = Evidence::Lost(reason),
+            // One that has never been read was never there to be lost, and that is told all the same.
+            Evidence::Lost(_) | Evidence::Good => {
                 let detail = format!("{} cannot be read: {reason}", d.spec.name);
                 d.evidence = Evidence::Lost(reason);
                 self.device_incident(Incident::DeviceLost, device, detail);

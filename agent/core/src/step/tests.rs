@@ -158,6 +158,10 @@ impl Session {
                     .trim_end()
                     .to_owned()
             }
+            Note::Resumed { id, step, then, .. } => {
+                let step = step.as_ref().map(|s| s.sentence(&self.node)).unwrap_or_default();
+                format!("#{} goes on: {step}: {}", id.0, then.as_str())
+            }
             Note::Ended { id, failure: None, .. } => format!("#{} done", id.0),
             Note::Ended { id, failure: Some(why), .. } => format!("#{} failed: {}", id.0, why.cause.code()),
             Note::NotCancelled { id, refusal } => format!("#{} not cancelled: {}", id.0, refusal.code()),

@@ -11,7 +11,6 @@ use std::time::Duration;
 
 use super::checked::{Config, Engine};
 use super::diagnostics::Problems;
-use super::gateway::Gateway;
 use super::places::Facts;
 use super::raw::RawConfig;
 use super::reader::{Field, Located, Span};
@@ -21,6 +20,7 @@ mod command;
 mod device;
 mod engine;
 mod flags;
+mod gateway;
 mod known_bad;
 mod memory;
 mod node;
@@ -46,6 +46,7 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
     let (engines, devices) = engine::engines(&mut checking, raw, devices);
     let node = checking.node(raw);
     checking.ports_and_sockets(raw, &node, &engines);
+    let gateway = checking.gateway(raw, &engines);
     let names: Vec<String> = engines.iter().map(|e| e.name.clone()).collect();
     let policy = checking.policy(raw, &names);
     let config = Config {
@@ -54,7 +55,7 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
         devices,
         engines,
         policy,
-        gateway: Gateway::default(),
+        gateway,
         journal: checking.journal(raw),
         schedules: checking.schedules(raw),
         simulated: checking.simulated(raw),
@@ -62,6 +63,7 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
     checking.unused_devices(raw, &config);
     checking.graces(raw, &config);
     checking.awake_at_start(raw, &config);
+    checking.turns(raw, &config);
     memory::check(&mut checking, raw, &config);
     (!config.engines.is_empty()).then_some(config)
 }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::Checking;
-use crate::config::checked::{Config, Engine, GIB, Journal, LogFormat, MIB, Node, OnFailure, Sampling};
+use crate::config::checked::{Config, Engine, GIB, Journal, LogFormat, MIB, Node, OnFailure, OnStop, Sampling};
 use crate::config::raw::{RawConfig, RawJournal, RawNode};
 use crate::config::reader::Field;
 use crate::config::units;
@@ -50,11 +50,21 @@ impl Checking<'_> {
             stall_after: self.duration(&raw.stall_after, "node.stall_after", ms(60_000), ms(500)),
             host_memory_reserve: raw.host_memory_reserve.get().map_or(4 * GIB, |size| size.0),
             shutdown_grace: self.duration(&raw.shutdown_grace, "node.shutdown_grace", ms(60_000), ms(1000)),
+            on_stop: raw.on_stop.or(OnStop::Stop),
         }
     }
 
     pub(super) fn metrics_listen(&mut self, field: &Field<String>) -> Option<SocketAddr> {
-        let default = SocketAddr::from(([127, 0, 0, 1], 9464));
+        self.listen(field, "node.metrics_listen", SocketAddr::from(([127, 0, 0, 1], 9464)))
+    }
+
+    /// An address to listen on, or `none`.
+    pub(super) fn listen(
+        &mut self,
+        field: &Field<String>,
+        key: &str,
+        default: SocketAddr,
+    ) -> Option<SocketAddr> {
         let Some(given) = field.located() else { return Some(default) };
         if given.value == "none" {
             return None;
@@ -65,10 +75,10 @@ impl Checking<'_> {
         let port = given.value.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
         let help = match port {
             Some(port) => format!("write \"127.0.0.1:{port}\", \"[::1]:{port}\" or \"none\""),
-            None => "write an address and a port, as in \"127.0.0.1:9464\", or \"none\"".to_owned(),
+            None => format!("write an address and a port, as in \"{default}\", or \"none\""),
         };
         let message = format!("\"{}\" is no address to listen on", given.value);
-        self.problems.error("bad_address", &given.span, "node.metrics_listen", message).help(help);
+        self.problems.error("bad_address", &given.span, key, message).help(help);
         Some(default)
     }
 

@@ -19,12 +19,23 @@ const TOO_MANY: u16 = 400;
 
 impl Sys {
     /// One event through the shipped `step`, then everything that must hold.
-    pub(crate) fn feed(&mut self, config: &Config, mut event: Event, now: Moment) {
+    pub(crate) fn feed(&mut self, config: &Config, event: Event, now: Moment) {
+        let known = self.ids();
+        self.feed_known(config, event, now, known);
+    }
+
+    /// The same where operations are known that the node has not been told of yet.
+    pub(crate) fn feed_known(
+        &mut self,
+        config: &Config,
+        mut event: Event,
+        now: Moment,
+        mut known: Vec<OperationId>,
+    ) {
         if self.broken.is_some() {
             return;
         }
         (config.planted.event)(self, &mut event);
-        let mut known: Vec<OperationId> = self.ids();
         if let Event::Command { id, .. } = &event {
             known.push(*id);
         }

@@ -1,9 +1,11 @@
 //! Core and world together: everything that may happen next, and what must hold afterwards.
 //!
 //! The core's reservations, tiers and admission are held against the ground truth of [`crate::world`], not against
-//! themselves. [`answer`] is what the world does, [`hold`] what must be true.
+//! themselves. [`answer`] is what the world does, [`crash`] the agent's end and its successor's beginning, [`hold`] what
+//! must be true.
 
 mod answer;
+mod crash;
 mod hold;
 
 use crate::world::{Proc, Size, Weights};
@@ -69,6 +71,8 @@ pub(crate) struct Config {
     pub(crate) commands: u8,
     /// How many things may go wrong.
     pub(crate) faults: u8,
+    /// How often the agent may be killed.
+    pub(crate) crashes: u8,
     /// Surveys, and somebody else's hands on the engines.
     pub(crate) surveys: bool,
     /// Processes may die at any time, not only while something is asked of them.
@@ -133,6 +137,19 @@ pub(crate) enum Act {
     Meddle(u16),
     /// Time passes.
     Tick,
+    /// The agent is killed, and another one takes over.
+    Crash(Leaves),
+}
+
+/// What a killed agent leaves of what it had just asked for, and how much its successor gets to see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Leaves {
+    /// What was asked for is done all the same; else it never arrived.
+    pub(crate) done: bool,
+    /// The engine that it was asked of does not answer: it may still be at it.
+    pub(crate) silent: bool,
+    /// Bytes cannot be told apart.
+    pub(crate) blind: bool,
 }
 
 /// An action under way.
@@ -179,6 +196,8 @@ pub(crate) struct Sys {
     pub(crate) commands: u8,
     /// Faults left.
     pub(crate) faults: u8,
+    /// Agents left to be killed.
+    pub(crate) crashes: u8,
     /// Ticks left.
     pub(crate) ticks: u8,
     /// Actions since the last thing that went wrong.
@@ -288,6 +307,7 @@ impl Sys {
             blind: false,
             commands: config.commands,
             faults: config.faults,
+            crashes: config.crashes,
             ticks: if config.surveys { 2 } else { 0 },
             since: 0,
             observed: Vec::new(),
@@ -411,6 +431,11 @@ impl Sys {
                     Call::Sleep { level: SleepLevel::L1, mode: None }
                 };
                 self.procs[e].call(&caps, config.engines[e].size, call, room);
+            }
+            Act::Crash(leaves) => {
+                self.crashes = self.crashes.saturating_sub(1);
+                self.since = 0;
+                self.crash(config, *leaves, now);
             }
             Act::Tick => {
                 self.ticks = self.ticks.saturating_sub(1);

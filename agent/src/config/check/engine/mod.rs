@@ -13,6 +13,7 @@ use crate::config::reader::{Field, Located, Size, list, nearest};
 
 mod said_twice;
 mod settings;
+mod turn;
 
 /// Checks all engines. Gives them with the devices, to which `none` is added where an engine asks for it.
 pub(super) fn engines(
@@ -172,6 +173,9 @@ impl OneEngine<'_, '_, '_> {
             host_bytes: size(&raw.host_memory),
             residual_bytes: size(&raw.residual).unwrap_or(GIB),
             workers: self.workers(command),
+            turn: self.turn(),
+            idle: self.idle(&sleep_tiers),
+            max_in_flight: self.count(&raw.max_in_flight, "max_in_flight"),
             restart: self.restart(),
             recycle,
             log: self.log(),

@@ -1,0 +1,281 @@
+//! A client's connection beneath HTTP: whose turn it is, and what is said where HTTP itself has failed.
+//!
+//! ```text
+//!             first byte            head is whole           answer is written
+//!   idle ───────────────► head ───────────────────► busy ───────────────────► idle
+//!     │ idle too long       │ too slow: 408
+//!     ▼                     │ no HTTP, too large: 400, 414, 431
+//!   closed ◄────────────────┘
+//! ```
+//!
+//! hyper answers a head that it cannot read with a status and nothing else, and a head that does not come with nothing at
+//! all. Clients parse errors, so both get OpenAI's form here: the bare answer is replaced on its way out, and the 408 is
+//! written when the connection's watch has run out.
+
+use bytes::{Buf, Bytes};
+use hyper::StatusCode;
+use serde_json::json;
+use std::cell::Cell;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::Instant;
+
+/// How long a connection may be kept without a request on it.
+const IDLE: Duration = Duration::from_secs(75);
+
+/// Whose turn it is on a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    /// Nothing has come of a next request.
+    Idle,
+    /// A part of a head has come.
+    Head,
+    /// A request is being answered.
+    Busy,
+}
+
+/// Shared by a connection's bytes, its service and its watch.
+#[derive(Debug)]
+pub(super) struct State {
+    turn: Cell<Turn>,
+    since: Cell<Instant>,
+    /// Nothing has been asked yet.
+    is_new: Cell<bool>,
+}
+
+/// What a connection's watch does next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// Looks again then.
+    Wait(Instant),
+    /// Says 408 and closes.
+    TooSlow,
+    /// Closes.
+    Close,
+}
+
+impl State {
+    /// Of a connection that was accepted now.
+    pub(super) fn new(now: Instant) -> Rc<Self> {
+        Rc::new(State { turn: Cell::new(Turn::Idle), since: Cell::new(now), is_new: Cell::new(true) })
+    }
+
+    /// A head is whole.
+    pub(super) fn begin(&self) {
+        self.turn.set(Turn::Busy);
+        self.is_new.set(false);
+    }
+
+    /// Its answer is written.
+    pub(super) fn end(&self, now: Instant) {
+        self.turn.set(Turn::Idle);
+        self.since.set(now);
+    }
+
+    fn has_read(&self, now: impl FnOnce() -> Instant) {
+        if self.turn.get() == Turn::Idle {
+            self.turn.set(Turn::Head);
+            // The time of a new connection began when it was accepted.
+            if !self.is_new.get() {
+                self.since.set(now());
+            }
+        }
+    }
+
+    /// What to do, given how long a head may take.
+    pub(super) fn verdict(&self, head: Duration, now: Instant) -> Verdict {
+        let (allowed, after) = match self.turn.get() {
+            Turn::Busy => return Verdict::Wait(now + head),
+            Turn::Head => (head, Verdict::TooSlow),
+            Turn::Idle if self.is_new.get() => (head, Verdict::Close),
+            Turn::Idle => (IDLE, Verdict::Close),
+        };
+        let end = self.since.get() + allowed;
+        if now < end {
+            // A head may begin meanwhile.
+            Verdict::Wait(end.min(now + head))
+        } else {
+            after
+        }
+    }
+
+    /// Whether it waits for a next request, so that it can be closed.
+    pub(super) fn is_idle(&self) -> bool {
+        self.turn.get() == Turn::Idle
+    }
+}
+
+/// A client's bytes.
+#[derive(Debug)]
+pub(super) struct Wire {
+    stream: TcpStream,
+    state: Rc<State>,
+    /// What is written in place of hyper's bare answer.
+    instead: Option<Bytes>,
+}
+
+impl Wire {
+    /// Wraps an accepted connection.
+    pub(super) fn new(stream: TcpStream, state: Rc<State>) -> Self {
+        Wire { stream, state, instead: None }
+    }
+
+    /// The connection itself.
+    pub(super) fn into_stream(self) -> TcpStream {
+        self.stream
+    }
+
+    fn replace(&mut self, written: &[u8]) {
+        if self.instead.is_none() && self.state.turn.get() != Turn::Busy {
+            self.instead = bare(written).map(|(status, code, message)| whole(status, code, message));
+        }
+    }
+
+    /// Writes the replacement, if there is one; ready when it is out.
+    fn poll_instead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if let Some(text) = &mut self.instead {
+            while text.has_remaining() {
+                let n = ready!(Pin::new(&mut self.stream).poll_write(cx, text))?;
+                if n == 0 {
+                    return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
+                }
+                text.advance(n);
+            }
+            self.instead = None;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let wire = self.get_mut();
+        let before = into.filled().len();
+        ready!(Pin::new(&mut wire.stream).poll_read(cx, into))?;
+        if into.filled().len() > before {
+            wire.state.has_read(Instant::now);
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, text: &[u8]) -> Poll<io::Result<usize>> {
+        let wire = self.get_mut();
+        wire.replace(text);
+        if wire.instead.is_some() {
+            return wire.poll_instead(cx).map_ok(|()| text.len());
+        }
+        Pin::new(&mut wire.stream).poll_write(cx, text)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        texts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let wire = self.get_mut();
+        if let Some(first) = texts.first() {
+            wire.replace(first);
+        }
+        if wire.instead.is_some() {
+            let length = texts.iter().map(|t| t.len()).sum();
+            return wire.poll_instead(cx).map_ok(|()| length);
+        }
+        Pin::new(&mut wire.stream).poll_write_vectored(cx, texts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(cx)
+    }
+}
+
+/// Whether bytes are hyper's bare answer to a head that it cannot read. Answers of the gateway and of engines carry a
+/// request id, so none of them is mistaken for it.
+fn bare(written: &[u8]) -> Option<(StatusCode, &'static str, &'static str)> {
+    let status = written.strip_prefix(b"HTTP/1.1 ").or_else(|| written.strip_prefix(b"HTTP/1.0 "))?;
+    let answer = match status.get(..3)? {
+        b"400" => (StatusCode::BAD_REQUEST, "invalid_http", "this is not a valid HTTP/1.1 request"),
+        b"414" => (StatusCode::URI_TOO_LONG, "uri_too_long", "the request's address is too long"),
+        b"431" => (
+            StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            "header_too_large",
+            "the request's headers are larger than the limit (`max_header` of the gateway's configuration) or too many",
+        ),
+        _ => return None,
+    };
+    let has_id = || memchr::memmem::find(written, b"x-request-id").is_some();
+    (written.len() < 512 && !has_id()).then_some(answer)
+}
+
+/// A whole answer that closes its connection.
+fn whole(status: StatusCode, code: &str, message: &str) -> Bytes {
+    let error = json!({ "message": message, "type": "invalid_request_error", "param": null, "code": code });
+    let body = json!({ "error": error }).to_string();
+    let reason = status.canonical_reason().unwrap_or_default();
+    Bytes::from(format!(
+        "HTTP/1.1 {} {reason}\r\nconnection: close\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        status.as_u16(),
+        body.len()
+    ))
+}
+
+/// What a client is told whose head does not come.
+pub(super) fn too_slow() -> Bytes {
+    whole(StatusCode::REQUEST_TIMEOUT, "header_too_slow", "the request's head did not arrive in time")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_bare_answers_are_replaced() {
+        let of = |text: &str| bare(text.as_bytes()).map(|(status, ..)| status.as_u16());
+        let head = "connection: close\r\ncontent-length: 0\r\ndate: x\r\n\r\n";
+        assert_eq!(of(&format!("HTTP/1.1 431 Request Header Fields Too Large\r\n{head}")), Some(431));
+        assert_eq!(of(&format!("HTTP/1.1 400 Bad Request\r\n{head}")), Some(400));
+        assert_eq!(of(&format!("HTTP/1.1 200 OK\r\n{head}")), None);
+        assert_eq!(of(&format!("HTTP/1.1 400 Bad Request\r\nx-request-id: 1\r\n{head}")), None);
+        assert_eq!(of("data: HTTP/1.1 400"), None);
+    }
+
+    #[test]
+    fn a_watch_knows_whose_turn_it_is() {
+        let head = Duration::from_secs(10);
+        let mut now = Instant::now();
+        let state = State::new(now);
+        assert_eq!(state.verdict(head, now), Verdict::Wait(now + head));
+        now += head;
+        assert_eq!(state.verdict(head, now), Verdict::Close, "it said nothing");
+        state.has_read(|| now);
+        assert_eq!(state.verdict(head, now), Verdict::TooSlow, "its time began when it connected");
+        state.begin();
+        now += IDLE * 2;
+        assert_eq!(state.verdict(head, now), Verdict::Wait(now + head), "an answer may take any time");
+        state.end(now);
+        now += head * 2;
+        assert_eq!(state.verdict(head, now), Verdict::Wait(now + head), "it may be idle for longer");
+        state.has_read(|| now);
+        assert_eq!(state.verdict(head, now), Verdict::Wait(now + head));
+        now += head;
+        assert_eq!(state.verdict(head, now), Verdict::TooSlow);
+        state.begin();
+        state.end(now);
+        now += IDLE;
+        assert_eq!(state.verdict(head, now), Verdict::Close);
+    }
+}

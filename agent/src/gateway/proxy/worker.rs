@@ -1,0 +1,204 @@
+//! One thread of the gateway: a listener, a runtime, a pool, and nothing that another thread waits for.
+
+use super::head::Ids;
+use super::job::Core;
+use super::relay::Reply;
+use super::serve::serve;
+use super::upstream::Pool;
+use super::wire::{State, Verdict, Wire, too_slow};
+use crate::config;
+use crate::gateway::Hub;
+use hyper::Response;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use std::cell::Cell;
+use std::convert::Infallible;
+use std::io;
+use std::net::TcpListener;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
+use tokio::sync::{Notify, watch};
+use tokio::task::spawn_local;
+use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
+
+/// How often kept connections are looked through.
+const SWEEP: Duration = Duration::from_secs(1);
+/// A wait after an accept that failed for want of descriptors or memory: nothing says when there are some again.
+const BREATH: Duration = Duration::from_millis(50);
+/// How long answers that are being written when the gateway ends may still take.
+const GRACE: Duration = Duration::from_secs(2);
+/// How long a client may take to read that it was too slow.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// What a thread is given.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub hub: Arc<Hub>,
+    pub settings: Arc<config::Gateway>,
+    pub created: u64,
+    pub listener: TcpListener,
+    pub stop: watch::Receiver<bool>,
+}
+
+/// A runtime for one thread.
+pub(super) fn runtime() -> io::Result<LocalRuntime> {
+    Builder::new_current_thread().enable_all().build_local(LocalOptions::default())
+}
+
+/// How many connections a thread has.
+#[derive(Debug, Default)]
+struct Open {
+    count: Cell<usize>,
+    none: Notify,
+}
+
+impl Open {
+    fn one(self: &Rc<Self>) -> One {
+        self.count.set(self.count.get() + 1);
+        One(Rc::clone(self))
+    }
+
+    async fn none(&self) {
+        while self.count.get() > 0 {
+            self.none.notified().await;
+        }
+    }
+}
+
+/// One connection; its end is counted when it is dropped.
+#[derive(Debug)]
+struct One(Rc<Open>);
+
+impl Drop for One {
+    fn drop(&mut self) {
+        self.0.count.set(self.0.count.get() - 1);
+        if self.0.count.get() == 0 {
+            self.0.none.notify_one();
+        }
+    }
+}
+
+impl Worker {
+    /// Serves until it is told to stop.
+    ///
+    /// # Errors
+    /// The listener cannot be used.
+    pub(super) async fn run(self) -> io::Result<()> {
+        let Worker { hub, settings, created, listener, mut stop } = self;
+        let listener = tokio::net::TcpListener::from_std(listener)?;
+        let pool = Rc::new(Pool::default());
+        let core = Rc::new(Core { hub, settings, pool: Rc::clone(&pool), ids: Ids::new(), created });
+        let sweeper = spawn_local(async move {
+            let mut ticks = interval(SWEEP);
+            loop {
+                ticks.tick().await;
+                pool.sweep();
+            }
+        });
+        let open = Rc::new(Open::default());
+        let stopping = stop.clone();
+        loop {
+            let accepted = tokio::select! {
+                biased;
+                accepted = listener.accept() => accepted,
+                _ = stop.wait_for(|stop| *stop) => break,
+            };
+            match accepted {
+                Ok((stream, _)) => {
+                    let (core, one, stop) = (Rc::clone(&core), open.one(), stopping.clone());
+                    spawn_local(async move {
+                        connection(core, stream, stop).await;
+                        drop(one);
+                    });
+                }
+                Err(error) if is_the_clients(&error) => {}
+                Err(error) => {
+                    tracing::warn!(%error, "no connection can be accepted");
+                    sleep(BREATH).await;
+                }
+            }
+        }
+        drop(listener);
+        // What is being answered gets a moment; then it is cut off.
+        let _ = timeout(GRACE, open.none()).await;
+        sweeper.abort();
+        Ok(())
+    }
+}
+
+/// Errors of one connection, not of the listener.
+fn is_the_clients(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset | io::ErrorKind::Interrupted
+    )
+}
+
+/// One client's connection, to its end.
+async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver<bool>) {
+    if stream.set_nodelay(true).is_err() {
+        // It is gone already.
+        return;
+    }
+    let settings = Arc::clone(&core.settings);
+    let state = State::new(Instant::now());
+    let wire = Wire::new(stream, Rc::clone(&state));
+    let shared = Rc::clone(&state);
+    let service = service_fn(move |request: hyper::Request<Incoming>| {
+        let (core, state) = (Rc::clone(&core), Rc::clone(&shared));
+        state.begin();
+        async move {
+            let mut response: Response<Reply> = serve(core, request).await;
+            response.body_mut().tell(state);
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let largest = usize::try_from(settings.max_header).unwrap_or(usize::MAX);
+    let mut http = http1::Builder::new();
+    // Whose turn it is, is watched below.
+    http.header_read_timeout(None).max_header_size(largest).max_buf_size(largest.max(SMALLEST_BUFFER));
+    let mut connection = http.serve_connection(TokioIo::new(wire), service);
+    let mut watchdog = Box::pin(sleep_until(Instant::now() + settings.header_timeout));
+    let stopping = stop.wait_for(|stop| *stop);
+    tokio::pin!(stopping);
+    let mut told = false;
+    loop {
+        tokio::select! {
+            biased;
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    tracing::trace!(%error, "a client's connection ended");
+                }
+                return;
+            }
+            () = watchdog.as_mut() => match state.verdict(settings.header_timeout, Instant::now()) {
+                Verdict::Wait(until) => watchdog.as_mut().reset(until),
+                Verdict::Close => return,
+                Verdict::TooSlow => break,
+            },
+            _ = &mut stopping, if !told => {
+                told = true;
+                if state.is_idle() {
+                    return;
+                }
+                std::pin::Pin::new(&mut connection).graceful_shutdown();
+            }
+        }
+    }
+    let mut stream = connection.into_parts().io.into_inner().into_stream();
+    // It may have gone.
+    let _ = timeout(LAST_WORDS, async {
+        stream.write_all(&too_slow()).await?;
+        stream.shutdown().await
+    })
+    .await;
+}
+
+/// Below this hyper refuses to work.
+const SMALLEST_BUFFER: usize = 8192;

@@ -1,0 +1,256 @@
+//! Gates, queues and leases, with the switcher played by the test.
+
+use super::*;
+use crate::gateway::{Aborted, Address, Eta};
+use hotbunk_core::demand::Demand;
+use hotbunk_core::state::Condition;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+/// Whether a future is there already.
+fn now<F: Future>(future: F) -> Option<F::Output> {
+    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(output) => Some(output),
+        Poll::Pending => None,
+    }
+}
+
+#[test]
+fn models_and_aliases_lead_to_their_engine() {
+    let mut desk = Desk::new("", "");
+    desk.serve(B);
+    assert_eq!(desk.hub.resolve("org/A"), Some(A));
+    assert_eq!(desk.hub.resolve("small-B"), Some(B));
+    assert_eq!(desk.hub.resolve("B"), None, "an engine's name is no model");
+    let models = desk.hub.models();
+    let short: Vec<(&str, &str, bool)> =
+        models.iter().map(|m| (m.id.as_str(), m.tier, m.alias_of.is_some())).collect();
+    assert_eq!(
+        short,
+        [
+            ("org/A", "stopped", false),
+            ("small-A", "stopped", true),
+            ("org/B", "awake", false),
+            ("small-B", "awake", true)
+        ]
+    );
+}
+
+#[tokio::test]
+async fn an_open_gate_lets_in_and_a_lease_says_where_to() {
+    let mut desk = Desk::new("", "");
+    desk.serve(A);
+    desk.serve(A);
+    let lease = go(desk.hub.admit(&desk.anybody(), ask(A)));
+    assert_eq!((lease.engine(), lease.generation()), (A, 2));
+    assert_eq!(lease.upstream().address(), &Address::Tcp(SocketAddr::from(([127, 0, 0, 1], 8101))));
+    assert_eq!(lease.upstream().api_key().map(|key| key.reveal()), Some("engine-key"));
+    assert_eq!(lease.upstream().incarnation(), 1);
+    assert_eq!(desk.hub.in_flight(A), 1);
+    assert!(!lease.frozen());
+    drop(lease);
+    assert_eq!(desk.hub.in_flight(A), 0);
+    assert_eq!(desk.told(), [], "nobody waits: nobody is told");
+}
+
+#[tokio::test]
+async fn those_who_wait_are_let_in_in_order_and_demand_is_told_at_its_edges_only() {
+    let mut desk = Desk::new("", "");
+    let anybody = desk.anybody();
+    let mut held: Vec<_> = (0..5).map(|_| hold(desk.hub.admit(&anybody, ask(B)))).collect();
+    let told = desk.told();
+    assert!(
+        matches!(told[..], [Event::Demand { engine: B, demand: Demand { held: 1, oldest: Some(_) } }]),
+        "{told:?}"
+    );
+    assert_eq!(held.iter().map(|h| h.position()).collect::<Vec<_>>(), (1..=5).map(Some).collect::<Vec<_>>());
+    // One in the middle hangs up.
+    drop(held.remove(2));
+    assert_eq!((desk.hub.held(B), desk.told().len()), (4, 0));
+    // The oldest does: another one is the oldest now.
+    drop(held.remove(0));
+    assert!(matches!(desk.told()[..], [Event::Demand { demand: Demand { held: 3, oldest: Some(_) }, .. }]));
+    desk.serve(B);
+    assert!(matches!(desk.told()[..], [Event::Demand { demand: Demand { held: 0, oldest: None }, .. }]));
+    for held in held {
+        assert_eq!(held.await.unwrap().generation(), 1);
+    }
+    assert_eq!((desk.hub.in_flight(B), desk.hub.held(B)), (0, 0));
+}
+
+#[tokio::test]
+async fn a_drain_is_closing_and_waiting_for_the_count() {
+    let mut desk = Desk::new("", "");
+    desk.serve(A);
+    let lease = go(desk.hub.admit(&desk.anybody(), ask(A)));
+    desk.close(A);
+    assert!(lease.frozen());
+    let waits = hold(desk.hub.admit(&desk.anybody(), ask(A)));
+    assert!(now(desk.hub.drained(A)).is_none());
+    lease.finished();
+    drop(lease);
+    assert!(now(desk.hub.drained(A)).is_some());
+    // Somebody waits, so the switcher is told that nothing runs any more.
+    let told = desk.told();
+    assert!(
+        matches!(told[..], [Event::Demand { .. }, Event::Used { engine: A, in_flight: 0, at }] if at.0 > 0),
+        "{told:?}"
+    );
+    drop(waits);
+}
+
+#[tokio::test]
+async fn a_frozen_lease_goes_on_and_an_aborted_one_is_told() {
+    let mut desk = Desk::new("", "");
+    desk.serve(A);
+    let frozen = go(desk.hub.admit(&desk.anybody(), ask(A)));
+    desk.close(A);
+    desk.serve(A);
+    assert!(!frozen.frozen());
+    assert_eq!((frozen.generation(), desk.hub.in_flight(A)), (1, 1));
+    assert!(now(frozen.aborted()).is_none());
+    desk.close(A);
+    desk.hub.abort(A);
+    assert_eq!(frozen.aborted().await, Aborted::Drain);
+    desk.serve(A);
+    let next = go(desk.hub.admit(&desk.anybody(), ask(A)));
+    assert!(now(next.aborted()).is_none(), "an abort is for those that were there");
+    // The process dies.
+    let engine = desk.node.engine_mut(A);
+    (engine.admission, engine.dead) = (false, true);
+    desk.apply();
+    assert_eq!(next.aborted().await, Aborted::Died);
+}
+
+#[tokio::test]
+async fn a_plain_request_waits_no_longer_than_its_deadline() {
+    let desk = Desk::new("[gateway]\nhold_deadline = \"20ms\"", "");
+    let held = hold(desk.hub.admit(&desk.anybody(), ask(A)));
+    let refusal = held.await.unwrap_err();
+    assert_eq!((refusal.code(), refusal.status().as_u16()), ("not_ready_in_time", 503));
+    assert!(refusal.retry_after_seconds().is_some());
+    assert_eq!(desk.hub.held(A), 0);
+}
+
+#[tokio::test]
+async fn a_failed_engine_refuses_without_retry_after_and_a_crashed_one_with_it() {
+    let mut desk = Desk::new("", "");
+    let held = hold(desk.hub.admit(&desk.anybody(), ask(A)));
+    desk.node.engine_mut(A).condition = Condition::Failed("crashed 6 times; CUDA out of memory".to_owned());
+    desk.apply();
+    let refusal = held.await.unwrap_err();
+    assert_eq!((refusal.code(), refusal.retry_after()), ("engine_failed", None));
+    assert!(refusal.to_string().contains("CUDA out of memory"), "{refusal}");
+    assert_eq!(refused(desk.hub.admit(&desk.anybody(), ask(A))), refusal);
+
+    desk.node.engine_mut(A).condition = Condition::Backoff(hotbunk_core::time::Moment(5));
+    desk.apply();
+    let refusal = refused(desk.hub.admit(&desk.anybody(), ask(A)));
+    assert_eq!(refusal.code(), "engine_down");
+    assert!(refusal.retry_after().is_some());
+
+    desk.node.engine_mut(A).condition = Condition::Moving;
+    desk.apply();
+    let held = hold(desk.hub.admit(&desk.anybody(), ask(A)));
+    desk.node.closing = true;
+    desk.apply();
+    assert_eq!(held.await.unwrap_err().code(), "shutting_down");
+}
+
+#[tokio::test]
+async fn whoever_forbids_a_switch_is_refused_at_once() {
+    let mut desk = Desk::new("", "");
+    let no_switch = Ask { no_switch: true, ..ask(A) };
+    let refusal = refused(desk.hub.admit(&desk.anybody(), no_switch));
+    assert_eq!((refusal.status().as_u16(), refusal.retry_after()), (409, None));
+    assert_eq!(desk.told(), [], "it is no demand");
+    desk.serve(A);
+    drop(go(desk.hub.admit(&desk.anybody(), no_switch)));
+}
+
+#[tokio::test]
+async fn the_bytes_that_wait_are_bounded_and_given_back() {
+    let mut desk = Desk::new("[gateway]\nmax_body = \"1MiB\"\nhold_bytes = \"1MiB\"\nhold_requests = 3", "");
+    let big = Ask { body_bytes: 1 << 19, ..ask(A) };
+    let first = hold(desk.hub.admit(&desk.anybody(), big));
+    let second = hold(desk.hub.admit(&desk.anybody(), Ask { engine: B, ..big }));
+    let refusal = refused(desk.hub.admit(&desk.anybody(), ask(A)));
+    assert_eq!((refusal.code(), refusal.status().as_u16()), ("queue_full", 503));
+    drop(second);
+    let (third, fourth) =
+        (hold(desk.hub.admit(&desk.anybody(), ask(A))), hold(desk.hub.admit(&desk.anybody(), ask(A))));
+    assert_eq!(refused(desk.hub.admit(&desk.anybody(), ask(A))).code(), "queue_full", "three wait");
+    desk.serve(A);
+    for held in [first, third, fourth] {
+        drop(held.await.unwrap());
+    }
+    drop(hold(desk.hub.admit(&desk.anybody(), Ask { body_bytes: 1 << 20, ..ask(B) })));
+}
+
+#[tokio::test]
+async fn a_limit_of_the_engine_holds_and_newcomers_do_not_overtake() {
+    let mut desk = Desk::new("", "max_in_flight = 2");
+    desk.serve(A);
+    assert_eq!(desk.hub.eta(A), Eta::Serving);
+    let (one, two) =
+        (go(desk.hub.admit(&desk.anybody(), ask(A))), go(desk.hub.admit(&desk.anybody(), ask(A))));
+    let third = hold(desk.hub.admit(&desk.anybody(), ask(A)));
+    let fourth = hold(desk.hub.admit(&desk.anybody(), Ask { no_switch: true, ..ask(A) }));
+    drop(one);
+    let three = third.await.unwrap();
+    drop(two);
+    // The gate closes as the fourth gets its lease, or before it looks: it is there, and counted.
+    assert_eq!(desk.hub.in_flight(A), 2);
+    let fifth = hold(desk.hub.admit(&desk.anybody(), Ask { no_switch: true, ..ask(A) }));
+    desk.close(A);
+    assert_eq!(fifth.await.unwrap_err().code(), "would_switch", "it waited for room, not for a switch");
+    drop((three, fourth));
+    assert_eq!(desk.hub.in_flight(A), 0, "a lease that nobody took is given back");
+}
+
+/// Threads that come, wait, hang up and go, and a gate that opens and closes: in the end nothing is left.
+#[test]
+fn nothing_leaks_under_a_crowd() {
+    let mut desk = Desk::new("", "max_in_flight = 3");
+    let hub = Arc::clone(&desk.hub);
+    let clients: Vec<_> = (0..4)
+        .map(|n| {
+            let (hub, tenant) = (Arc::clone(&hub), desk.anybody());
+            std::thread::spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+                runtime.block_on(async {
+                    let mut served = 0;
+                    for i in 0..300 {
+                        match hub.admit(&tenant, ask(A)) {
+                            Admit::Go(lease) => drop(lease),
+                            Admit::Hold(held) if (i + n) % 3 == 0 => drop(held),
+                            Admit::Hold(held) => drop(held.await.unwrap()),
+                            Admit::Refuse(refusal) => panic!("{refusal}"),
+                        }
+                        served += 1;
+                    }
+                    served
+                })
+            })
+        })
+        .collect();
+    let end = std::time::Instant::now() + Duration::from_secs(60);
+    while clients.iter().any(|client| !client.is_finished()) {
+        assert!(std::time::Instant::now() < end, "somebody waits before an open gate");
+        desk.serve(A);
+        std::thread::yield_now();
+        desk.close(A);
+        assert!(desk.hub.in_flight(A) <= 3);
+        // Open long enough for whoever is left.
+        desk.serve(A);
+    }
+    for client in clients {
+        assert_eq!(client.join().unwrap(), 300);
+    }
+    assert_eq!((hub.in_flight(A), hub.held(A)), (0, 0));
+    desk.close(A);
+    assert!(now(hub.drained(A)).is_some());
+}
