@@ -10,6 +10,8 @@
 //! such a snapshot; whoever wants something sends a command.
 
 mod board;
+#[cfg(test)]
+mod growth_tests;
 mod notes;
 pub mod spec;
 
