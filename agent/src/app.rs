@@ -196,6 +196,9 @@ impl App {
         let start = |sockets| Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub));
         let gateway = clients.map(start).transpose()?;
         let gateway_address = gateway.as_ref().map(Gateway::address);
+        if let Some(address) = gateway_address {
+            hub.listens_on(address);
+        }
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
         let mut tasks = sample_tasks(&hands);

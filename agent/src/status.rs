@@ -8,11 +8,12 @@ use crate::device::{Cause, Health};
 use crate::effects::{Hands, Seen, Stopped};
 use crate::switcher::{Board, Handle};
 use crate::translate::tier_out;
+use hotbunk_api::gateway::{Maintenance, MaintenanceStage};
 use hotbunk_api::status as wire;
 use hotbunk_api::words;
 use hotbunk_core::ids::{DeviceId, EngineId};
 use hotbunk_core::ledger;
-use hotbunk_core::state::{Condition, Drift, Engine, Node};
+use hotbunk_core::state::{Condition, Drift, Engine, Node, Paused, Pausing};
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 
@@ -69,6 +70,8 @@ pub fn status(
         engines: node.ids().map(|id| engine(&node, hands, switcher.board(), id)).collect(),
         operation,
         queue,
+        gateway: Some(hands.hub.show(&node)),
+        maintenance: node.paused.as_ref().map(|paused| maintenance(&node, paused)),
         cycle: cycles.current(),
     }
 }
@@ -80,6 +83,18 @@ fn host_reserved(node: &Node) -> u64 {
 
 fn device_ids(node: &Node) -> impl Iterator<Item = DeviceId> + use<> {
     (0..u16::try_from(node.devices.len()).unwrap_or(u16::MAX)).map(DeviceId)
+}
+
+fn maintenance(node: &Node, paused: &Paused) -> Maintenance {
+    Maintenance {
+        for_s: clock::now().since(paused.since).as_secs_f64(),
+        stage: match paused.stage {
+            Pausing::Begins => MaintenanceStage::Begins,
+            Pausing::Lasts => MaintenanceStage::Lasts,
+            Pausing::Ends => MaintenanceStage::Ends,
+        },
+        served: paused.served.iter().map(|id| node.engine(*id).spec.name.clone()).collect(),
+    }
 }
 
 /// What a device's ledger says: a change of it is worth telling.

@@ -2,6 +2,8 @@
 
 use crate::nginx::Nginx;
 use anyhow::Context;
+use hotbunk_api::operation::{EngineRequest, OperationRequest, Submit};
+use hotbunk_api::status::Status;
 use hotbunk_api::words::Tier;
 use hotbunk_benches::daemon::{Daemon, Engine, Node, free_address};
 use hotbunk_benches::{Asked, agent, folder};
@@ -57,7 +59,15 @@ impl Rig {
         ];
         let node = Node { engines, speed: SPEED, max_awake: 2, gateway: Some(gateway) };
         let mut daemon = Daemon::start(asked, &agent()?, &dir, &node)?;
-        runtime.block_on(daemon.until(|s| s.engines.iter().all(|e| e.tier == Some(Tier::Awake))))?;
+        let at = |status: &Status, name: &str, tier| {
+            status.engines.iter().any(|e| e.name == name && e.tier == Some(tier))
+        };
+        runtime.block_on(async {
+            daemon.until(|s| at(s, "F", Tier::Awake) && at(s, "S", Tier::Level1)).await?;
+            let request = OperationRequest::Wake(EngineRequest { engine: "S".to_owned() });
+            daemon.client()?.submit(&Submit { id: None, request }).await?;
+            daemon.until(|s| at(s, "F", Tier::Awake) && at(s, "S", Tier::Awake)).await
+        })?;
         let workers = std::thread::available_parallelism()?.get();
         let nginx = Nginx::start(&dir, fast, workers)?;
         let status = runtime.block_on(async { anyhow::Ok(daemon.client()?.status().await?) })?;

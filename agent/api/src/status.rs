@@ -1,6 +1,7 @@
 //! The node at one instant: devices, engines, what is going on.
 
 use crate::cycle::CycleRun;
+use crate::gateway::{GatewayStatus, Maintenance};
 use crate::operation::Operation;
 use crate::words::Tier;
 use schemars::JsonSchema;
@@ -23,6 +24,12 @@ pub struct Status {
     pub queue: Vec<Operation>,
     /// The cycle run that is going on.
     pub cycle: Option<CycleRun>,
+    /// The endpoint for clients; `null` from an agent that has none.
+    #[serde(default)]
+    pub gateway: Option<GatewayStatus>,
+    /// Set while the node is paused for maintenance.
+    #[serde(default)]
+    pub maintenance: Option<Maintenance>,
 }
 
 /// The agent and its host.

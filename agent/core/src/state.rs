@@ -20,10 +20,11 @@
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
 use crate::creep::Creep;
-use crate::demand::{Demand, Retry};
+use crate::demand::{self, Demand, Retry};
 use crate::effect::Ticket;
 use crate::event::{By, Request};
 use crate::ids::{DeviceId, EngineId, OperationId};
+use crate::ladder;
 use crate::program::{Failure, Step};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Policy};
 use crate::tier::Tier;
@@ -48,6 +49,8 @@ pub struct Costs {
     pub enter: [Option<Duration>; 5],
     /// From a tier to awake and verified, the probe's first token included; indexed by tier.
     pub leave: [Option<Duration>; 5],
+    /// Until its running requests had ended.
+    pub drain: Option<Duration>,
 }
 
 /// Why the world and our belief differ.
@@ -151,6 +154,8 @@ pub struct Engine {
     pub used_at: Moment,
     /// Switches that its demand has asked for in vain.
     pub retry: Retry,
+    /// Its idle ladder counts from here at the earliest: a fall that failed is not tried again at once.
+    pub ladder_from: Moment,
 }
 
 impl Engine {
@@ -184,6 +189,7 @@ impl Engine {
             in_flight: 0,
             used_at: Moment(0),
             retry: Retry::default(),
+            ladder_from: Moment(0),
         }
     }
 
@@ -494,14 +500,30 @@ impl Node {
         )
     }
 
-    /// When the core next wants an [`crate::event::Event::Tick`] even if nothing happens.
-    pub fn next_deadline(&self) -> Option<Moment> {
-        self.engines
-            .iter()
-            .filter_map(|e| match e.condition {
-                Condition::Backoff(at) => Some(at),
-                _ => None,
-            })
-            .min()
+    /// Whether nobody works on any of these devices.
+    pub fn is_free(&self, devices: &[DeviceId]) -> bool {
+        self.operation_on(devices).is_none()
+    }
+
+    /// Devices that somebody's request waits for: nothing of the agent's own accord begins on them.
+    pub fn spoken_for(&self) -> Vec<DeviceId> {
+        let asked = self.queue.iter().filter(|q| q.by != By::Agent);
+        asked.flat_map(|q| self.devices_of(&q.request)).collect()
+    }
+
+    /// When the core next wants an [`crate::event::Event::Tick`] even if nothing happens: the next instant after `now`,
+    /// the moment of the last step, at which a back-off ends, a turn comes, or a rung of an idle ladder is due.
+    pub fn next_deadline(&self, now: Moment) -> Option<Moment> {
+        if self.closing || self.is_paused() {
+            return None;
+        }
+        let free = self.engines.iter().filter(|e| self.is_free(&e.spec.devices));
+        let backoffs = free.filter_map(|e| match e.condition {
+            Condition::Backoff(at) => Some(at),
+            _ => None,
+        });
+        let turns = demand::instants(self, now);
+        let rungs = self.ids().flat_map(|id| ladder::instants(self, id));
+        backoffs.chain(turns).chain(rungs).filter(|at| *at > now).min()
     }
 }

@@ -220,6 +220,8 @@ pub struct Engine {
     pub log: LogFiles,
     /// Where a simulated engine writes its operation log.
     pub op_log: Option<PathBuf>,
+    /// Where its command is a container runtime's: how its container is found and ended.
+    pub container: Option<Container>,
     /// Deadlines that replace the computed ones.
     pub timeouts: Timeouts,
     /// Whether the command runs the project's simulated engine.
@@ -250,6 +252,17 @@ pub struct Recycle {
     pub creep_bytes: Option<u64>,
     /// Sleeps of one process; `None`: any number.
     pub sleeps: Option<u32>,
+}
+
+/// How an engine's container is found and ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// Ends it in order; at least the program.
+    pub stop: Vec<String>,
+    /// Ends it at once; `stop` again where it is empty.
+    pub kill: Vec<String>,
+    /// Where the runtime writes the container's id (`--cidfile`).
+    pub id_file: Option<PathBuf>,
 }
 
 /// A value that is never printed.

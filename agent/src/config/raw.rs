@@ -186,8 +186,22 @@ section! {
         log: RawLog,
         /// Where a simulated engine writes its operation log.
         op_log: String,
+        /// Where the command starts a container.
+        container: RawContainer,
         /// Deadlines that replace the computed ones.
         timeouts: RawTimeouts,
+    }
+}
+
+section! {
+    /// An engine in a container, which is no descendant of the command that starts it. `{name}` is the engine's name.
+    struct RawContainer {
+        /// Program and arguments that end the container in order.
+        stop (required): Vec<Located<String>>,
+        /// Program and arguments that end it at once. Default: `stop` again.
+        kill: Vec<Located<String>>,
+        /// File that the runtime writes the container's id to (--cidfile). Default: it is found by its port.
+        id_file: String,
     }
 }
 

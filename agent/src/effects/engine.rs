@@ -5,7 +5,9 @@ use crate::adopt::Life;
 use crate::config;
 use crate::engine::{Canary, Client, Detected, Endpoint, Health, Identity};
 use crate::events::Incident;
-use crate::process::{self, EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to};
+use crate::process::{
+    self, ContainerSpec, EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to,
+};
 use hotbunk_core::capability::Capabilities;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -185,6 +187,12 @@ impl EngineSlot {
                 keep: usize::try_from(c.log.keep).unwrap_or(usize::MAX),
             },
             grace: c.stop_grace,
+            container: c.container.as_ref().map(|container| ContainerSpec {
+                port: c.port,
+                stop: container.stop.clone(),
+                kill: container.kill.clone(),
+                id_file: container.id_file.clone(),
+            }),
         };
         // First what can fail without leaving anything behind.
         let client = Client::new(self.endpoint()).map_err(|e| chain(&e))?;
@@ -239,8 +247,11 @@ impl EngineSlot {
                 return Asked::NotYet(format!("/health answered {status}: {message}"));
             }
         }
+        if let Some(why) = process.not_contained() {
+            return Asked::NotYet(format!("its container was not found: {why}"));
+        }
         // The kernel knows whose socket it is; where it cannot be read, the model's id has to do.
-        match port_belongs_to(self.config.port, &process.pids()) {
+        match process.owns_port(self.config.port) {
             Ownership::Ours | Ownership::Unknown { .. } => {}
             Ownership::NobodyListens => return Asked::NotYet("nobody listens on its port".to_owned()),
             Ownership::Foreign { pid } => {

@@ -85,6 +85,14 @@ pub enum Incident {
         /// Bytes that were lost when it was noticed.
         lost_bytes: u64,
     },
+    /// The container runtime's client has ended alone.
+    #[error(
+        "the container of engine {engine} runs on, but its client has ended: its output is not kept until it is restarted"
+    )]
+    ContainerClientLost {
+        /// Engine's name.
+        engine: String,
+    },
     /// A scheduled cycle did not run.
     #[error("the scheduled cycle {plan} was left out: {reason}")]
     CycleSkipped {
@@ -117,7 +125,7 @@ pub enum Incident {
 
 impl Incident {
     /// The code of every incident of this list.
-    pub const CODES: [&'static str; 11] = [
+    pub const CODES: [&'static str; 12] = [
         "predecessor_stopped",
         "left_alone",
         "settings_changed",
@@ -125,6 +133,7 @@ impl Incident {
         "stop_forced",
         "log_flooded",
         "log_unwritable",
+        "container_client_lost",
         "cycle_skipped",
         "journal_set_aside",
         "journal_failed",
@@ -141,6 +150,7 @@ impl Incident {
             Incident::StopForced { .. } => "stop_forced",
             Incident::LogFlooded { .. } => "log_flooded",
             Incident::LogUnwritable { .. } => "log_unwritable",
+            Incident::ContainerClientLost { .. } => "container_client_lost",
             Incident::CycleSkipped { .. } => "cycle_skipped",
             Incident::JournalSetAside { .. } => "journal_set_aside",
             Incident::JournalFailed { .. } => "journal_failed",
@@ -156,7 +166,8 @@ impl Incident {
             | Incident::OrphansKilled { engine, .. }
             | Incident::StopForced { engine, .. }
             | Incident::LogFlooded { engine, .. }
-            | Incident::LogUnwritable { engine, .. } => Some(engine),
+            | Incident::LogUnwritable { engine, .. }
+            | Incident::ContainerClientLost { engine } => Some(engine),
             Incident::LeftAlone { .. }
             | Incident::CycleSkipped { .. }
             | Incident::JournalSetAside { .. }

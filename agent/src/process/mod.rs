@@ -27,6 +27,7 @@
 //! a state directory.
 
 mod cgroup;
+mod container;
 mod handle;
 mod launcher;
 mod log;
@@ -45,6 +46,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use container::{Contained, ContainerSpec, ContainerState, Group};
 pub use handle::{EngineProcess, ProcessEvent, StopReport};
 pub use launcher::{Launch, Shims};
 pub use log::{LogLoss, LogPolicy, LossCause, telling_line};

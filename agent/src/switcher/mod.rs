@@ -33,6 +33,7 @@ use hotbunk_core::program::Step;
 use hotbunk_core::queue::Refusal;
 use hotbunk_core::state::Node;
 use hotbunk_core::step::step;
+use hotbunk_core::time::Moment;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -180,6 +181,8 @@ pub struct Switcher {
     keeper: Keeper,
     /// Operations that a former agent began.
     resumed: HashSet<OperationId>,
+    /// The moment of the last step.
+    stepped: Moment,
 }
 
 impl Switcher {
@@ -211,6 +214,7 @@ impl Switcher {
             reconcile,
             keeper: Keeper::default(),
             resumed: HashSet::new(),
+            stepped: clock::now(),
         };
         (switcher, handle)
     }
@@ -227,7 +231,7 @@ impl Switcher {
         let mut ticks = tokio::time::interval(self.reconcile);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let due = self.node.next_deadline().map(|at| Instant::now() + at.since(clock::now()));
+            let due = self.node.next_deadline(self.stepped).map(|at| Instant::now() + at.since(clock::now()));
             let wake = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -240,7 +244,7 @@ impl Switcher {
                     Some(input) => self.take(input).await,
                     None => return,
                 },
-                () = wake => self.tick().await,
+                () = wake => self.happened(Event::Tick, Around::default()).await,
                 _ = ticks.tick() => self.look_around().await,
                 () = stopped(&mut stop) => return,
             }
@@ -249,14 +253,7 @@ impl Switcher {
 
     async fn take(&mut self, input: Input) {
         match input {
-            Input::Event(event) => {
-                if let Event::Demand { .. } = event {
-                    for used in self.hands.hub.use_of_engines(&self.node) {
-                        self.happened(used, Around::default()).await;
-                    }
-                }
-                self.happened(event, Around::default()).await;
-            }
+            Input::Event(event) => self.happened(event, Around::default()).await,
             Input::Taken(taken) => self.adopt(*taken).await,
             Input::Done { ticket, result, around } => {
                 self.happened(Event::Done { ticket, result }, around).await;
@@ -293,14 +290,6 @@ impl Switcher {
                 self.happened(event, Around::default()).await;
             }
         }
-        self.tick().await;
-    }
-
-    /// Turns and idle ladders go by how engines are used, so that is told first.
-    async fn tick(&mut self) {
-        for event in self.hands.hub.use_of_engines(&self.node) {
-            self.happened(event, Around::default()).await;
-        }
         self.happened(Event::Tick, Around::default()).await;
     }
 
@@ -321,6 +310,8 @@ impl Switcher {
         let operations = taken.adoption.work.as_ref().map_or(0, |work| work.operations.len());
         let (engines, began) = (taken.lives(), taken.began);
         self.keeper.orders(taken.orders);
+        self.keeper.remembers(&taken.done);
+        self.board.remember(taken.done);
         self.happened(Event::Adopted(Box::new(taken.adoption)), Around::default()).await;
         let adopted = engines.iter().filter_map(|id| {
             let engine = self.node.engine(*id);
@@ -341,15 +332,24 @@ impl Switcher {
         drop(self.hands.recorder.record(&Context::none(), said).await);
     }
 
-    /// One event: decided, made durable, acted on.
+    /// One event. Turns and idle ladders go by how engines are used, and any event may be the one after which they are
+    /// due: so what is new of that comes first, of all engines at once.
     async fn happened(&mut self, event: Event, around: Around) {
-        let now = clock::now();
-        let effects = step(&mut self.node, event, now);
-        // Before any action: a gate is closed before the drain begins.
-        self.hands.hub.follow(&self.node, &effects, now);
+        let uses = self.hands.hub.uses(&self.node);
+        if !uses.is_empty() {
+            self.step(Event::Uses(uses), Around::default()).await;
+        }
+        self.step(event, around).await;
+    }
+
+    /// Decided, made durable, acted on.
+    async fn step(&mut self, event: Event, around: Around) {
+        self.stepped = clock::now();
+        let effects = step(&mut self.node, event, self.stepped);
         if effects.is_empty() {
             self.keep().await;
-            return self.published();
+            self.published();
+            return self.hands.hub.follow(&self.node, &effects, self.stepped);
         }
         let mut current = effects
             .iter()
@@ -372,6 +372,8 @@ impl Switcher {
             }
             self.noted(note, around);
             if let Note::Ended { id, accepted, .. } = note {
+                let shown = self.board.by_number(*id).filter(|shown| shown.request.is_some());
+                shown.into_iter().for_each(|shown| self.keeper.ended(*id, shown));
                 closed.push((*id, *accepted));
             }
             if let Note::Transition { engine, .. } = note
@@ -381,6 +383,8 @@ impl Switcher {
             }
         }
         self.published();
+        // Before any action: a gate is closed before the drain begins.
+        self.hands.hub.follow(&self.node, &effects, self.stepped);
         let batches: Vec<_> = batches.into_iter().map(|(of, events)| (self.context(of), events)).collect();
         let keep = self.keeper.changes(&self.node);
         // One transaction, so that an agent that is killed leaves the state between two steps. The recorder has said

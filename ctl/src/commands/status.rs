@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::gateway;
 use crate::human;
 use crate::output::Output;
 use crate::progress::{operation_line, run_line};
@@ -93,6 +94,17 @@ fn render(status: &Status) -> String {
         ["ENGINE", "MODEL", "TIER", "CONDITION", "GEN", "DEVICE", "HOST", "RUNNING", "CANARY", "VLLM"];
     parts.push(String::new());
     parts.push(human::table(&header, &[4, 5, 6, 7], status.engines.iter().map(engine_row)));
+    if let Some(shown) = &status.gateway {
+        parts.push(String::new());
+        parts.push(gateway::title(shown));
+        // Without an endpoint its figures say nothing.
+        if shown.listen.is_some() {
+            parts.extend(gateway::tables(shown));
+        }
+    }
+    if let Some(paused) = &status.maintenance {
+        parts.extend([String::new(), gateway::maintenance(paused)]);
+    }
     let mut going_on = Vec::new();
     going_on.extend(status.operation.iter().map(|o| format!("now:   {} [{}]", operation_line(o), o.id)));
     going_on.extend(status.queue.iter().map(|o| format!("next:  {} [{}]", operation_line(o), o.id)));

@@ -1,17 +1,10 @@
 //! The gateway's door, as clients see it.
 
 use crate::answer::{Complaint, End, Streamed, expected};
-use hotbunk_tests::{PATIENCE, Setup, free_port};
+use hotbunk_tests::{Node, PATIENCE};
 use reqwest::{Client, RequestBuilder, Response};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
-
-/// A pair behind a gateway.
-pub(crate) fn pair(gateway_lines: &str) -> (Setup, Door) {
-    let port = free_port();
-    let table = format!("\n[gateway]\nlisten = \"127.0.0.1:{port}\"\n{gateway_lines}\n");
-    (Setup::pair().tables(&table), Door::new(port))
-}
 
 /// When a client goes away.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,10 +71,11 @@ pub(crate) struct Door {
 }
 
 impl Door {
-    pub(crate) fn new(port: u16) -> Self {
+    /// Of this node.
+    pub(crate) fn of(node: &Node) -> Self {
         // Shorter than anybody keeps connections.
         let http = Client::builder().no_proxy().pool_idle_timeout(Duration::from_secs(2)).build();
-        Door { port, http: http.expect("a client") }
+        Door { port: node.gateway_port(), http: http.expect("a client") }
     }
 
     pub(crate) fn url(&self, path: &str) -> String {

@@ -1,11 +1,11 @@
 //! Requests through handoffs: each ends once, and as it must.
 
-use crate::door::{self, Ended, HangUp, Report, Wanted};
+use crate::door::{Door, Ended, HangUp, Report, Wanted};
 use crate::draw::{Draw, is_full, say, seed};
 use crate::left;
 use hotbunk_api::error::ErrorCode;
 use hotbunk_api::words::{Drain, State, Strategy, Tier};
-use hotbunk_tests::{Agent, PATIENCE, Switch};
+use hotbunk_tests::{Agent, PATIENCE, Setup, Switch};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -47,8 +47,8 @@ fn drawn(draw: &mut Draw, number: usize) -> Wanted {
 async fn every_request_ends_once_and_correctly() {
     let (requests, handoffs) = size();
     let seed = seed(1);
-    let (setup, door) = door::pair("");
-    let node = setup.each(|e| e.line("min_residency = \"50ms\"").line("max_wait = \"5s\"")).build();
+    let node = Setup::pair().each(|e| e.line("min_residency = \"50ms\"").line("max_wait = \"5s\"")).build();
+    let door = Door::of(&node);
     let agent = Arc::new(node.start().await);
     agent.until_up().await;
     let mark = agent.mark().await;

@@ -97,7 +97,8 @@ impl Cx<'_> {
 
     /// Begins a command whose devices are free.
     pub(super) fn begin(&mut self, id: OperationId, request: Request, by: By) {
-        if self.node.is_paused() && matches!(by, By::Gateway | By::Cycle) {
+        let mends = matches!(request, Request::Bury(_) | Request::Repair(_) | Request::Stop { .. });
+        if self.node.is_paused() && by != By::Operator && !mends {
             return self.note(Note::Refused { id, refusal: Refusal::Paused });
         }
         if let Some(reason) =
@@ -231,11 +232,11 @@ impl Cx<'_> {
             drain,
         };
         match request {
-            Request::Switch { .. } => self.switch(request),
+            Request::Switch { .. } => self.switch(request, by),
             Request::Wake(_) => {
                 self.not_awake_already(id)?;
                 self.one_more_may_be_awake(id)?;
-                let ask = Ask { to: id, strategy: Strategy::Auto, leave: None, drain };
+                let ask = Ask { to: id, strategy: Strategy::Auto, leave: None, drain, spare_pinned: false };
                 let plan = plan::choose(self.node, &ask)?;
                 if !plan.outgoing.is_empty() {
                     return Err(self.no_room_beside(id).into());
@@ -247,6 +248,9 @@ impl Cx<'_> {
                 let tier = tier.unwrap_or(e.spec.rest);
                 if e.tier == tier && e.condition == Condition::Settled {
                     return Err(No::Nothing(format!("{} is at {tier} already", e.spec.name)));
+                }
+                if e.spec.turn.pinned && matches!(by, By::Agent | By::Gateway) {
+                    return Err(plan::pinned(self.node, id, id).into());
                 }
                 self.settled(id, "wait for its repair, or `stop` it")?;
                 plan::may_fall(self.node, id, tier, drain)?;
@@ -283,6 +287,7 @@ impl Cx<'_> {
                 let now = self.now;
                 self.transit(id, "reset by command", |e| {
                     e.crashes.reset();
+                    e.retry = crate::demand::Retry::default();
                     (e.restart_only, e.level2_unsafe, e.cannot_park) = (false, false, false);
                     match e.condition {
                         Condition::Failed(_) if !leftovers => e.condition = Condition::Settled,
@@ -334,9 +339,13 @@ impl Cx<'_> {
         }
     }
 
-    fn switch(&mut self, request: &Request) -> Result<Work, No> {
+    fn switch(&mut self, request: &Request, by: By) -> Result<Work, No> {
         let Some(ask) = Ask::of(self.node, request) else { return Err(No::Nothing("not a switch".into())) };
+        let ask = Ask { spare_pinned: by == By::Gateway, ..ask };
         self.not_awake_already(ask.to)?;
+        if by == By::Gateway && self.node.engine(ask.to).demand.held == 0 {
+            return Err(No::Nothing("no request waits for it".into()));
+        }
         let plan = plan::choose(self.node, &ask)?;
         Ok(Work {
             steps: plan.steps,

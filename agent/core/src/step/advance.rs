@@ -67,6 +67,7 @@ impl Cx<'_> {
                 let serves = self.op(id).and_then(|op| op.leads_to_awake(engine)).unwrap_or(true);
                 let e = self.node.engine_mut(engine);
                 (e.admission, e.wanted_awake) = (true, serves);
+                e.retry = crate::demand::Retry::default();
             }
             Step::Rehearsed(_) => self.node.engine_mut(engine).creep.rehearsed(),
             Step::Take(_) => {
@@ -479,6 +480,7 @@ impl Cx<'_> {
             self.settle_who_is_wanted(&op.devices);
         }
         self.maintenance_ended(&op);
+        self.own_work_ended(&op);
         let first_token = op.first_token.filter(|_| op.failure.is_none());
         self.note(Note::Ended { id, failure: op.failure, accepted: op.accepted, first_token });
     }

@@ -1,12 +1,16 @@
 //! What the gateway tells, and what follows from it at once.
 
 use super::Cx;
-use crate::demand::Demand;
-use crate::event::{By, Request};
+use crate::demand::{self, Demand};
+use crate::event::{By, Drain, Request};
+use crate::fairness;
 use crate::ids::{DeviceId, EngineId, OperationId};
-use crate::program::Step;
+use crate::ladder;
+use crate::program::{Cause, Step};
+use crate::spec::DrainPolicy;
 use crate::state::{Operation, Stage};
 use crate::time::Moment;
+use std::time::Duration;
 
 impl Cx<'_> {
     /// What is held for an engine has changed.
@@ -37,6 +41,51 @@ impl Cx<'_> {
         let e = self.node.engine_mut(engine);
         e.in_flight = in_flight;
         e.used_at = e.used_at.max(at.min(now));
+    }
+
+    /// Begins the switch of whoever's turn it is; `false` where it is nobody's.
+    pub(super) fn next_turn(&mut self) -> bool {
+        let waiting = demand::waiting(self.node, self.now);
+        let Some(to) = fairness::next(&waiting, self.now) else { return false };
+        let id = self.node.number();
+        let request = Request::Switch { to, strategy: None, leave: None, drain: Drain::default() };
+        self.begin(id, request, By::Gateway);
+        let begun = self.op(id).is_some();
+        // Refused, or over at once: not again in the same breath.
+        if !begun && !self.node.engine(to).is_serving() && self.node.engine(to).retry.not_before <= self.now {
+            let now = self.now;
+            self.node.engine_mut(to).retry.failed(Duration::ZERO, now);
+        }
+        true
+    }
+
+    /// Lets an engine fall that nobody has used for long.
+    pub(super) fn next_rung(&mut self) {
+        let now = self.now;
+        let due = self.node.ids().find_map(|id| Some((id, ladder::due(self.node, id, now)?)));
+        let Some((engine, tier)) = due else { return };
+        // Until the fall has ended well, the ladder does not begin it again.
+        self.node.engine_mut(engine).ladder_from = now;
+        let drain = Drain { policy: Some(DrainPolicy::Wait), deadline: None };
+        let id = self.node.number();
+        self.begin(id, Request::Sleep { engine, tier: Some(tier), drain }, By::Agent);
+    }
+
+    /// An operation has ended: what it means for those who would ask for it again.
+    pub(super) fn own_work_ended(&mut self, op: &Operation) {
+        let now = self.now;
+        let cancelled = op.failure.as_ref().is_some_and(|f| f.cause == Cause::Cancelled);
+        let Some(engine) = op.request.engine() else { return };
+        let pressed = demand::presses(self.node, engine);
+        let e = self.node.engine_mut(engine);
+        match op.by {
+            // Given up because nobody wants it any more: whoever comes next is no repetition.
+            By::Gateway if cancelled && e.demand.held == 0 => {}
+            By::Gateway if op.failure.is_some() => e.retry.failed(now.since(op.accepted), now),
+            // Well ended, or given up for somebody's demand: the rungs still count from the last use.
+            By::Agent if op.failure.is_none() || (cancelled && pressed) => e.ladder_from = Moment(0),
+            _ => {}
+        }
     }
 
     /// What somebody asks for goes before what the agent does of its own accord and has not really begun.

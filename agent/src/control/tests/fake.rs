@@ -108,6 +108,8 @@ impl Backend for Agent {
             engines: Vec::new(),
             operation: None,
             queue: Vec::new(),
+            gateway: None,
+            maintenance: None,
             cycle: None,
         })
     }
