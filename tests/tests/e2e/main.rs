@@ -11,6 +11,7 @@ mod drift;
 mod faults;
 mod gateway;
 mod growth;
+mod host;
 mod nvml;
 mod nvml_bench;
 mod nvml_choice;
