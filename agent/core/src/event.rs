@@ -250,6 +250,8 @@ pub enum Event {
         /// When the last inference ended; where some run, when the last of them began.
         at: Moment,
     },
+    /// The journal cannot be written, and the configuration wants nothing switched without it; `None`: it can again.
+    JournalLost(Option<String>),
     /// The same of every engine of which something is new; told before each other event, so that turns and idle ladders
     /// are decided on what is so of all engines at once.
     Uses(Vec<Use>),

@@ -366,6 +366,8 @@ pub struct Node {
     pub placed: Vec<EngineId>,
     /// Maintenance, from the acceptance of a pause to the end of its resumption.
     pub paused: Option<Paused>,
+    /// Why nothing may be switched: the journal cannot be written, and the configuration wants what is done recorded.
+    pub journal_lost: Option<String>,
 }
 
 /// How far maintenance has come.
@@ -431,6 +433,7 @@ impl Node {
             cycle: false,
             placed: Vec::new(),
             paused: None,
+            journal_lost: None,
         }
     }
 

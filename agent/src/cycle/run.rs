@@ -135,9 +135,10 @@ impl Run {
         self.parts.hands.sampler.flush().await;
         self.record(vec![Record::RunEnded { outcome: outcome.clone() }]).await;
         drop(self.parts.hands.recorder.journal().flush().await);
+        let elapsed_s = self.shown.elapsed_s();
         self.shown.change(|run| {
             run.ended_at = Some(clock::epoch());
-            run.elapsed_s = clock::epoch() - run.started_at;
+            run.elapsed_s = elapsed_s;
             (run.state, run.error) = match outcome {
                 Outcome::Ok | Outcome::Recovered => (State::Succeeded, None),
                 Outcome::Cancelled => (State::Cancelled, None),

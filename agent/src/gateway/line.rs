@@ -71,6 +71,15 @@ pub(super) enum Standing {
     Closing,
 }
 
+/// Why somebody cannot wait.
+#[derive(Debug)]
+pub(super) enum TurnedAway {
+    /// Nobody can, and the last trouble that was told of the engine.
+    Standing(Standing, Option<String>),
+    /// It must not cause a switch, and would.
+    WouldSwitch,
+}
+
 /// One who waits.
 #[derive(Debug)]
 pub(super) struct Waiter {
@@ -255,10 +264,14 @@ impl Line {
     }
 
     /// Starts to wait. The answer may be there when this returns.
-    pub(super) fn wait(&self, hub: &Arc<Hub>, waiter: Waiter) -> Result<Place, (Standing, Option<String>)> {
+    pub(super) fn wait(&self, hub: &Arc<Hub>, waiter: Waiter) -> Result<Place, TurnedAway> {
         let mut waiting = self.lock();
         if waiting.standing != Standing::May {
-            return Err((waiting.standing.clone(), waiting.trouble.clone()));
+            return Err(TurnedAway::Standing(waiting.standing.clone(), waiting.trouble.clone()));
+        }
+        // Asked under the lock, which whoever closes the gate takes after having closed it: one of the two notices.
+        if waiter.no_switch && !self.gate.is_open() {
+            return Err(TurnedAway::WouldSwitch);
         }
         let (tenant, weight) = (waiter.tenant.id(), waiter.tenant.weight());
         let place = waiting.queue.push(tenant, weight, waiter);

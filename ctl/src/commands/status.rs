@@ -69,6 +69,14 @@ fn render(status: &Status) -> String {
     if let Some(simulated) = &node.simulated {
         parts.push(format!("SIMULATED: profile {}, {}× speed", simulated.profile, simulated.speed));
     }
+    if let Some(trouble) = &node.journal_trouble {
+        let since = human::seconds(node.started_at + node.uptime_s - trouble.since_at);
+        let so = if trouble.refuses_switching { "switching is refused" } else { "events are only logged" };
+        parts.push(format!(
+            "JOURNAL: cannot be written since {since} ago, {so} ({} so far): {}",
+            trouble.lost_events, trouble.reason
+        ));
+    }
     let host = &node.host;
     parts.push(format!(
         "host memory: {} available of {}, {} planned for engines",
