@@ -250,11 +250,18 @@ pub enum Event {
         /// When the last inference ended; where some run, when the last of them began.
         at: Moment,
     },
+    /// The journal cannot be written, and the configuration wants nothing switched without it; `None`: it can again.
+    JournalLost(Option<String>),
     /// The same of every engine of which something is new; told before each other event, so that turns and idle ladders
     /// are decided on what is so of all engines at once.
     Uses(Vec<Use>),
     /// Time passed: back-offs may have ended, turns and idle ladders may be due, and it is time to survey.
     Tick,
+    /// A cycle run has begun or ended. As long as one runs, what it measures is its own: no turn comes, no ladder falls.
+    Cycle {
+        /// Whether one runs.
+        runs: bool,
+    },
     /// Take no new work; the shell stops the engines through commands and ends.
     Close,
 }

@@ -10,6 +10,8 @@
 //! such a snapshot; whoever wants something sends a command.
 
 mod board;
+#[cfg(test)]
+mod growth_tests;
 mod notes;
 pub mod spec;
 
@@ -170,6 +172,8 @@ pub struct Switcher {
     calls: HashMap<OperationId, Vec<crate::effects::Called>>,
     work: Arc<Mutex<WorkLog>>,
     fast: Option<FastGuard>,
+    /// Nothing is switched while the journal cannot be written.
+    needs_journal: bool,
     /// The devices' ledgers as they were last published.
     ledgers: Vec<status::Ledger>,
     reconcile: Duration,
@@ -206,12 +210,20 @@ impl Switcher {
             calls: HashMap::new(),
             work: Arc::default(),
             fast: None,
+            needs_journal: false,
             reconcile,
             keeper: Keeper::default(),
             resumed: HashSet::new(),
             stepped: clock::now(),
         };
         (switcher, handle)
+    }
+
+    /// Whether what asks for engines to be moved is refused while the journal cannot be written.
+    #[must_use]
+    pub fn needing_the_journal(mut self, needs_journal: bool) -> Self {
+        self.needs_journal = needs_journal;
+        self
     }
 
     /// Works until every sender of inputs is gone or `stop` says so.
@@ -271,6 +283,7 @@ impl Switcher {
     /// The periodic look: devices first, then the engines.
     async fn look_around(&mut self) {
         self.hands.refresh_owners();
+        self.look_at_journal().await;
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
             if let Some(event) = self.hands.device_event(device) {
@@ -278,6 +291,14 @@ impl Switcher {
             }
         }
         self.happened(Event::Tick, Around::default()).await;
+    }
+
+    /// Whether the journal can be written decides whether anything is switched, where the configuration wants it so.
+    async fn look_at_journal(&mut self) {
+        let lost = self.hands.recorder.check_journal().await.map(|trouble| trouble.reason);
+        if self.needs_journal && lost.is_some() != self.node.journal_lost.is_some() {
+            self.happened(Event::JournalLost(lost), Around::default()).await;
+        }
     }
 
     /// Everything of a former agent: decided in one step, and said.
@@ -368,8 +389,12 @@ impl Switcher {
         let keep = self.keeper.changes(&self.node);
         // One transaction, so that an agent that is killed leaves the state between two steps. The recorder has said
         // loudly where it fails; serving goes on without a journal.
-        if self.hands.recorder.record_step(batches, keep).await.is_err() {
+        if let Err(error) = self.hands.recorder.record_step(batches, keep).await {
             self.keeper.lost();
+            // Not only at the next look: a command may follow at once.
+            if self.needs_journal && self.node.journal_lost.is_none() {
+                let _ = self.hands.inputs.send(Input::Event(Event::JournalLost(Some(error.to_string()))));
+            }
         }
         for effect in effects {
             match effect {

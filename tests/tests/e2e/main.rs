@@ -3,12 +3,15 @@
 mod admission;
 mod boot;
 mod calls;
+mod containers;
 mod cycles;
+mod device_trouble;
 mod draining;
 mod drift;
 mod faults;
 mod gateway;
 mod growth;
+mod host;
 mod nvml;
 mod nvml_bench;
 mod nvml_choice;

@@ -101,6 +101,11 @@ impl Cx<'_> {
         if self.node.is_paused() && by != By::Operator && !mends {
             return self.note(Note::Refused { id, refusal: Refusal::Paused });
         }
+        if let Some(reason) =
+            self.node.journal_lost.clone().filter(|_| by != By::Agent && moves_memory(&request))
+        {
+            return self.note(Note::Refused { id, refusal: Refusal::NoJournal { reason } });
+        }
         match self.work(&request, by) {
             Err(No::Nothing(because)) => self.note(Note::NothingToDo { id, request, by, because }),
             Err(No::Refused(refusal)) => self.refuse(id, &request, by, refusal),
@@ -155,6 +160,7 @@ impl Cx<'_> {
                     repaired: Vec::new(),
                     relaunched: Vec::new(),
                     attempts: 0,
+                    moved: false,
                     stage: Stage::Forward,
                     failure: None,
                     first_token: None,
@@ -486,6 +492,19 @@ impl Cx<'_> {
             Drift::FoundAsleep | Drift::Stalled | Drift::Unresolved => vec![Step::Kill(id)],
         }
     }
+}
+
+/// Whether a command takes or gives memory while something may be served: what ends or forgives is none of them.
+fn moves_memory(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Switch { .. }
+            | Request::Wake(_)
+            | Request::Sleep { .. }
+            | Request::Start { .. }
+            | Request::Restart { .. }
+            | Request::Pause { .. }
+    )
 }
 
 fn drain_of(request: &Request) -> Drain {

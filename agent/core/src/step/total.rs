@@ -204,6 +204,7 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
             Event::Uses(uses.into_iter().map(one).collect())
         }),
         1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake }),
+        1 => any::<bool>().prop_map(|runs| Event::Cycle { runs }),
     ];
     (event, at)
 }
