@@ -46,6 +46,7 @@ fn node(devices: u16, each: u16) -> Node {
         backoff: BackoffPolicy::default(),
         turn: hotbunk_core::spec::Turn::default(),
         ladder: Vec::new(),
+        recycle: hotbunk_core::creep::Recycle::default(),
     };
     let policy = Policy {
         strategy: Strategy::Auto,

@@ -57,7 +57,7 @@ impl Backend {
         events: Arc<EventLog>,
     ) -> Self {
         let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let identity = Identity { started_at: clock::epoch(), node };
+        let identity = Identity { started_at: clock::epoch(), started: clock::now(), node };
         Backend { parts: Arc::new(Parts { identity, config, switcher, hands, cycles, events }) }
     }
 

@@ -51,6 +51,22 @@ impl Engine {
         sent.expect("an answer").status().as_u16()
     }
 
+    /// The same of an engine that may be gone; `None` where there is no answer.
+    pub async fn try_post(&self, path: &str) -> Option<u16> {
+        let sent = self.http.post(self.url(path)).timeout(PATIENCE).send().await;
+        Some(sent.ok()?.status().as_u16())
+    }
+
+    /// Arms a fault of an engine that may be gone, or not be there yet; whether it did.
+    pub async fn try_fault(&self, kind: &str, arg: Option<f64>) -> bool {
+        let mut body = json!({ "kind": kind });
+        if let Some(arg) = arg {
+            body["arg"] = json!(arg);
+        }
+        let sent = self.http.post(self.url("/sim/fault")).json(&body).timeout(PATIENCE).send().await;
+        sent.is_ok_and(|answer| answer.status() == 200)
+    }
+
     /// Arms a fault.
     ///
     /// # Panics

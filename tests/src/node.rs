@@ -37,6 +37,7 @@ pub struct EngineSetup {
     devices: Vec<usize>,
     flags: Vec<String>,
     lines: Vec<String>,
+    before: Vec<String>,
 }
 
 impl EngineSetup {
@@ -51,7 +52,15 @@ impl EngineSetup {
             devices: vec![0],
             flags: Vec::new(),
             lines: Vec::new(),
+            before: Vec::new(),
         }
+    }
+
+    /// Words before its command: whoever starts it on the agent's behalf.
+    #[must_use]
+    pub fn started_by(mut self, words: &[&str]) -> Self {
+        self.before = words.iter().map(|w| (*w).to_owned()).collect();
+        self
     }
 
     /// The vLLM release that it behaves as.
@@ -103,13 +112,14 @@ impl EngineSetup {
         let ledgers: Vec<String> = on.iter().map(|d| d.ledger(dir).display().to_string()).collect();
         let count = u64::try_from(on.len()).unwrap_or(1);
         let op_log = dir.join(format!("{}.ops.jsonl", self.name));
-        let mut words = vec![
+        let mut words = self.before.clone();
+        words.extend([
             "/bin/sh".to_owned(),
             dir.join("launch.sh").display().to_string(),
             "sim-engine".to_owned(),
             "--name".to_owned(),
             self.name.clone(),
-        ];
+        ]);
         let mut flag = |name: &str, value: String| words.extend([format!("--{name}"), value]);
         flag("role", self.role.clone());
         if self.name != self.role {
@@ -303,7 +313,7 @@ impl Setup {
         self
     }
 
-    /// An environment variable of the agent.
+    /// An environment variable of the agent; `{dir}` becomes the node's directory.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
@@ -500,6 +510,19 @@ impl Node {
         fs::write(self.dir().join(format!("{engine}.flags")), flags).expect("the flags");
     }
 
+    /// What Prometheus would scrape now.
+    ///
+    /// # Panics
+    /// There is no answer.
+    pub async fn metrics(&self) -> String {
+        let config = fs::read_to_string(self.config()).expect("the configuration");
+        let line =
+            config.lines().find_map(|line| line.strip_prefix("metrics_listen = ")).expect("an address");
+        let url = format!("http://{}/metrics", line.trim_matches('"'));
+        let answer = reqwest::Client::builder().no_proxy().build().expect("a client").get(url).send().await;
+        answer.expect("an answer").text().await.expect("a page")
+    }
+
     /// A device's ledger, by its place.
     pub fn ledger(&self, device: usize) -> &DeviceLedger {
         &self.inner.ledgers[device]
@@ -530,6 +553,13 @@ impl Node {
         let owner = Owner::current().expect("this process");
         self.ledger(0).allocate(owner, "foreign", bytes).expect("room");
         Foreign { ledger: self.ledger(0).clone(), owner, bytes }
+    }
+
+    /// The same where there may be no room for it.
+    pub fn try_foreign(&self, bytes: u64) -> Option<Foreign> {
+        let owner = Owner::current()?;
+        self.ledger(0).allocate(owner, "foreign", bytes).ok()?;
+        Some(Foreign { ledger: self.ledger(0).clone(), owner, bytes })
     }
 
     /// Everything of ours that runs, shims included.

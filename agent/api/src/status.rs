@@ -51,6 +51,22 @@ pub struct NodeStatus {
     pub simulated: Option<Simulated>,
     /// Host memory.
     pub host: HostStatus,
+    /// What is wrong with the journal; `null` while it can be written.
+    #[serde(default)]
+    pub journal_trouble: Option<JournalTrouble>,
+}
+
+/// The journal cannot be written: serving goes on, events are only logged.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct JournalTrouble {
+    /// Why.
+    pub reason: String,
+    /// Since when, epoch seconds.
+    pub since_at: f64,
+    /// Events that stand in the log alone by now.
+    pub lost_events: u64,
+    /// Whether switching is refused meanwhile, by the configuration.
+    pub refuses_switching: bool,
 }
 
 /// What a simulated node says of itself.
@@ -218,6 +234,10 @@ pub enum StoppedWhy {
     Handoff,
     /// It should sleep and cannot: it is switched by restart.
     CannotSleep,
+    /// Nobody had used it for long: its idle ladder.
+    Idle,
+    /// The node is paused for maintenance.
+    Maintenance,
     /// The agent is stopping.
     Shutdown,
 }

@@ -95,12 +95,17 @@ pub struct Shortfall {
     pub missing: u64,
 }
 
+/// Bytes that a device is expected to show of an engine: what it holds, and what it is known to have lost.
+pub fn resident(engine: &Engine) -> u64 {
+    engine.held.saturating_add(engine.creep.growth())
+}
+
 /// Device-wide used bytes that are expected when every engine is where the ledger says, and one is at `tier`.
 pub fn expected_used(node: &Node, device: DeviceId, moved: EngineId, tier: Tier) -> Option<u64> {
     let mut sum = node.device(device).foreign;
     for id in node.engines_on(device) {
         let e = node.engine(id);
-        sum = sum.saturating_add(if id == moved { bytes_at(e, tier)? } else { e.held });
+        sum = sum.saturating_add(if id == moved { bytes_at(e, tier)? } else { resident(e) });
     }
     Some(sum)
 }
@@ -207,6 +212,7 @@ mod tests {
             backoff: BackoffPolicy::default(),
             turn: crate::spec::Turn::default(),
             ladder: Vec::new(),
+            recycle: crate::creep::Recycle::default(),
         };
         let device = |at: usize| DeviceSpec {
             name: format!("gpu{at}"),

@@ -5,10 +5,12 @@
 //! elsewhere. Start reading at [`state`] (what a node is), then [`program`] (what an operation is made of), then
 //! [`step`] (how it goes on), [`recover`] (when it does not) and [`plan`] (which one is chosen).
 
+pub mod adopt;
 pub mod backoff;
 pub mod bucket;
 pub mod call;
 pub mod capability;
+pub mod creep;
 pub mod demand;
 pub mod effect;
 pub mod event;

@@ -23,7 +23,7 @@
 //! "End it" goes on where the engine was on its way out (its bytes are gone, which is what the handoff needs), and gives
 //! the operation up otherwise; giving up restores what served before.
 
-use crate::call::{Call, SleepLevel, WakeTags};
+use crate::call::{Call, Mode, SleepLevel, WakeTags};
 use crate::capability::{Capabilities, Version};
 use crate::effect::ProbeKind;
 use crate::ids::EngineId;
@@ -107,6 +107,33 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
     }
 }
 
+/// What follows a `/sleep` that was refused with the memory gone (CONTRACT 3.4), by capability alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FailedSleep {
+    /// The same call once more: the allocator may be asked twice.
+    AskAgain,
+    /// The worker is woken behind an engine that believes itself awake, by these calls.
+    WakeBehind(Vec<Call>),
+    /// Its process tree goes, and it is started again.
+    Restart,
+}
+
+/// Reads the rung of a refused `/sleep`.
+pub fn failed_sleep(caps: &Capabilities) -> FailedSleep {
+    if caps.is_retry_safe() {
+        FailedSleep::AskAgain
+    } else if worker_can_be_woken(caps) {
+        let after = if caps.has_modes() {
+            Some(Call::WakeUp { tags: WakeTags::All })
+        } else {
+            caps.routes.pause.then_some(Call::Resume)
+        };
+        FailedSleep::WakeBehind([Some(Call::WorkerWakeUp), after].into_iter().flatten().collect())
+    } else {
+        FailedSleep::Restart
+    }
+}
+
 fn call_failed(e: &Engine, id: EngineId, op: &Operation, call: &Call, cause: Cause) -> Recovery {
     let Some(caps) = e.capabilities else { return Recovery::Lost(id) };
     let retry = op.attempts == 0 && caps.is_retry_safe();
@@ -115,10 +142,14 @@ fn call_failed(e: &Engine, id: EngineId, op: &Operation, call: &Call, cause: Cau
             Recovery::First(vec![Step::Resolve { engine: id, asleep: true }])
         }
         (Call::Sleep { level: SleepLevel::L0, .. }, Cause::CallRefused) => Recovery::GiveUp(unpause(id)),
-        (Call::Sleep { .. }, Cause::CallRefused) if retry => Recovery::Retry,
-        (Call::Sleep { .. }, Cause::CallRefused) if worker_can_be_woken(&caps) && e.tier == Tier::Awake => {
-            Recovery::GiveUp(wake_behind_the_engine(id, &caps))
-        }
+        (Call::Sleep { .. }, Cause::CallRefused) => match failed_sleep(&caps) {
+            FailedSleep::AskAgain if retry => Recovery::Retry,
+            FailedSleep::WakeBehind(calls) if e.tier == Tier::Awake => {
+                let calls = calls.into_iter().map(|call| Step::Call { engine: id, call });
+                Recovery::GiveUp(calls.chain(verify_awake(id, ProbeKind::Canary)).collect())
+            }
+            FailedSleep::AskAgain | FailedSleep::WakeBehind(_) | FailedSleep::Restart => Recovery::Lost(id),
+        },
         (Call::ReleaseKvCache, Cause::CallRefused) => Recovery::GiveUp(take_kv_back(id)),
         (Call::Pause { .. } | Call::ResetPrefixCache, Cause::CallRefused) if e.tier == Tier::Awake => {
             Recovery::GiveUp(still_awake(e, id))
@@ -146,17 +177,6 @@ fn worker_can_be_woken(caps: &Capabilities) -> bool {
         && caps.routes.collective_rpc
         && caps.version >= Version::new(0, 10, 2)
         && caps.version < Version::new(0, 28, 0)
-}
-
-fn wake_behind_the_engine(id: EngineId, caps: &Capabilities) -> Vec<Step> {
-    let mut steps = vec![Step::Call { engine: id, call: Call::WorkerWakeUp }];
-    if caps.has_modes() {
-        steps.push(Step::Call { engine: id, call: Call::WakeUp { tags: WakeTags::All } });
-    } else if caps.routes.pause {
-        steps.push(Step::Call { engine: id, call: Call::Resume });
-    }
-    steps.extend(verify_awake(id, ProbeKind::Canary));
-    steps
 }
 
 /// Its own answer says that it never slept.
@@ -222,17 +242,30 @@ fn revive(e: &Engine, id: EngineId, tier: Tier) -> Vec<Step> {
 }
 
 /// Half awake: what has been mapped goes back by the worker's own sleep, if that is safe.
+///
+/// Out of level 2 the tags are woken one by one. The worker's own sleep would leave the engine believing that its weights
+/// are awake, and no wake would ever bring them back (a tag that is awake already is skipped, CONTRACT 1.2). So the engine
+/// itself is put to sleep again, which it does from 0.31 on when only a part of it sleeps.
 fn give_back(e: &Engine, id: EngineId, op: &Operation) -> Recovery {
     let safe = e.capabilities.is_some_and(|c| c.is_retry_safe() && c.routes.collective_rpc);
+    let caps = e.capabilities.filter(|c| safe && c.can_demote());
     match (e.tier, level_of(e.tier)) {
-        (tier @ (Tier::Level1 | Tier::Level2), Some(level)) if safe && op.stage == Stage::Forward => {
+        (tier @ Tier::Level2, Some(level)) if caps.is_some() && op.stage == Stage::Forward => {
+            let call = Call::Sleep { level, mode: Some(Mode::Wait) };
             Recovery::GiveUp(vec![
-                Step::Call { engine: id, call: Call::WorkerSleep { level } },
+                Step::Call { engine: id, call },
                 Step::ConfirmAsleep(id),
                 Step::AwaitRelease { engine: id, tier },
                 Step::Settle { engine: id, tier },
             ])
         }
+        (Tier::Level2, _) => Recovery::Lost(id),
+        (tier @ Tier::Level1, Some(level)) if safe && op.stage == Stage::Forward => Recovery::GiveUp(vec![
+            Step::Call { engine: id, call: Call::WorkerSleep { level } },
+            Step::ConfirmAsleep(id),
+            Step::AwaitRelease { engine: id, tier },
+            Step::Settle { engine: id, tier },
+        ]),
         _ => Recovery::Lost(id),
     }
 }

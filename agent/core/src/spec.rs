@@ -1,6 +1,7 @@
 //! What the configuration says, as far as decisions need it.
 
 use crate::backoff::BackoffPolicy;
+use crate::creep::Recycle;
 use crate::ids::DeviceId;
 use crate::tier::Tier;
 use serde::{Deserialize, Serialize};
@@ -126,6 +127,8 @@ pub struct EngineSpec {
     pub turn: Turn,
     /// Where it goes while nobody uses it, from the shallowest rung to the deepest; empty: it stays where it is.
     pub ladder: Vec<Rung>,
+    /// When it is started anew for what it loses on the device.
+    pub recycle: Recycle,
 }
 
 /// Whose turn it is, as far as one engine is concerned.

@@ -19,6 +19,7 @@
 
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
+use crate::creep::Creep;
 use crate::demand::{self, Demand, Retry};
 use crate::effect::Ticket;
 use crate::event::{By, Request};
@@ -28,11 +29,12 @@ use crate::program::{Failure, Step};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Policy};
 use crate::tier::Tier;
 use crate::time::Moment;
+use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
 use std::time::Duration;
 
 /// Measured bytes of one engine at one tier.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Footprint {
     /// On each of its devices; `None` where there is no evidence.
     pub device: Option<u64>,
@@ -41,7 +43,7 @@ pub struct Footprint {
 }
 
 /// Learned durations of one engine: the latest of each.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Costs {
     /// From awake into a tier, verified; indexed by tier.
     pub enter: [Option<Duration>; 5],
@@ -52,7 +54,7 @@ pub struct Costs {
 }
 
 /// Why the world and our belief differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Drift {
     /// `/is_sleeping` says true of an engine that should be awake.
     FoundAsleep,
@@ -65,7 +67,7 @@ pub enum Drift {
 }
 
 /// Whether an engine's tier can be relied on.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Condition {
     /// Verified.
     Settled,
@@ -90,6 +92,11 @@ pub struct Watch {
     pub tokens: u64,
     /// When progress was last seen.
     pub progress_at: Moment,
+    /// The tokens have been counted since it came to rest: more of them are somebody's.
+    pub counted: bool,
+    /// Surveys in a row that found it asleep or without a request; counted up to [`crate::creep::IDLE_SURVEYS`], and only
+    /// where the answer matters.
+    pub idle: u8,
 }
 
 /// One engine.
@@ -139,6 +146,8 @@ pub struct Engine {
     pub awake_since: Moment,
     /// Reconciliation.
     pub watch: Watch,
+    /// What this life has lost on the device.
+    pub creep: Creep,
     /// What the gateway holds for it.
     pub demand: Demand,
     /// Requests that are with it, as last told by the gateway.
@@ -177,6 +186,7 @@ impl Engine {
             wanted_awake: false,
             awake_since: Moment(0),
             watch: Watch::default(),
+            creep: Creep::default(),
             demand: Demand::default(),
             in_flight: 0,
             used_at: Moment(0),
@@ -229,6 +239,9 @@ impl Engine {
     }
 }
 
+/// Why a device that has not been read yet cannot be believed.
+pub(crate) const NOT_READ: &str = "not read yet";
+
 /// Whether a device can be believed.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Evidence {
@@ -254,7 +267,7 @@ pub struct Device {
 }
 
 /// How far an operation has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Stage {
     /// Towards its goal.
     Forward,
@@ -265,7 +278,7 @@ pub enum Stage {
 }
 
 /// The step that is being done.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Current {
     /// What.
     pub step: Step,
@@ -278,7 +291,7 @@ pub struct Current {
 }
 
 /// One operation under way: the only thing that moves memory on its devices.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Operation {
     /// Number.
     pub id: OperationId,
@@ -316,6 +329,8 @@ pub struct Operation {
     pub relaunched: Vec<EngineId>,
     /// Attempts at the step being done.
     pub attempts: u8,
+    /// It has begun to move memory.
+    pub moved: bool,
     /// How far it has come.
     pub stage: Stage,
     /// Why its goal was given up.
@@ -345,12 +360,18 @@ pub struct Node {
     pub next_operation: u64,
     /// No new work of the agent's own: it is shutting down.
     pub closing: bool,
+    /// A cycle run has the engines to itself.
+    pub cycle: bool,
+    /// Engines whose place was chosen before this agent began: its boot leaves them where they are.
+    pub placed: Vec<EngineId>,
     /// Maintenance, from the acceptance of a pause to the end of its resumption.
     pub paused: Option<Paused>,
+    /// Why nothing may be switched: the journal cannot be written, and the configuration wants what is done recorded.
+    pub journal_lost: Option<String>,
 }
 
 /// How far maintenance has come.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Pausing {
     /// Engines are being put out of the way.
     Begins,
@@ -361,7 +382,7 @@ pub enum Pausing {
 }
 
 /// Maintenance: the node does nothing of its own accord that takes device memory.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Paused {
     /// Since when.
     pub since: Moment,
@@ -372,7 +393,7 @@ pub struct Paused {
 }
 
 /// A request that waits.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Queued {
     /// Number it will have.
     pub id: OperationId,
@@ -396,7 +417,7 @@ impl Node {
             let evidence = match (spec.evidence, spec.capacity) {
                 (false, _) => Evidence::Off,
                 (true, Some(_)) => Evidence::Good,
-                (true, None) => Evidence::Lost("not read yet".into()),
+                (true, None) => Evidence::Lost(NOT_READ.into()),
             };
             Device { spec, foreign: 0, foreign_seen: 0, evidence }
         };
@@ -409,7 +430,10 @@ impl Node {
             next_ticket: 1,
             next_operation,
             closing: false,
+            cycle: false,
+            placed: Vec::new(),
             paused: None,
+            journal_lost: None,
         }
     }
 
@@ -473,16 +497,6 @@ impl Node {
         self.operations.iter().find(|op| op.devices.iter().any(|d| devices.contains(d)))
     }
 
-    /// Whether an operation has begun to move memory: one of its engines is being moved, or is elsewhere than it was.
-    pub fn has_moved(&self, op: &Operation) -> bool {
-        self.ids().filter(|id| self.engine(*id).spec.devices.iter().any(|d| op.devices.contains(d))).any(
-            |id| {
-                let e = self.engine(id);
-                e.condition == Condition::Moving || op.tiers_before.get(usize::from(id.0)) != Some(&e.tier)
-            },
-        )
-    }
-
     /// Whether nobody works on any of these devices.
     pub fn is_free(&self, devices: &[DeviceId]) -> bool {
         self.operation_on(devices).is_none()
@@ -507,6 +521,7 @@ impl Node {
         });
         let turns = demand::instants(self, now);
         let rungs = self.ids().flat_map(|id| ladder::instants(self, id));
-        backoffs.chain(turns).chain(rungs).filter(|at| *at > now).min()
+        let own = turns.into_iter().chain(rungs).filter(|_| !self.cycle);
+        backoffs.chain(own).filter(|at| *at > now).min()
     }
 }

@@ -6,6 +6,8 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use hotbunk_core::capability::Version;
+
 /// The configuration file that is read where none is named.
 pub const DEFAULT_CONFIG: &str = "/etc/hotbunk/hotbunk.toml";
 
@@ -20,6 +22,8 @@ pub struct Facts {
     pub state_dir: PathBuf,
     /// Directory of sockets where the configuration names none.
     pub runtime_dir: PathBuf,
+    /// The vLLM release that is going to run, where somebody says; `None` judges for every release.
+    pub vllm: Option<Version>,
 }
 
 impl Default for Facts {
@@ -30,6 +34,7 @@ impl Default for Facts {
             device_memory_total: BTreeMap::new(),
             state_dir: PathBuf::from("/var/lib/hotbunk"),
             runtime_dir: PathBuf::from("/run/hotbunk"),
+            vllm: None,
         }
     }
 }
@@ -46,6 +51,7 @@ impl Facts {
             device_memory_total: BTreeMap::new(),
             state_dir,
             runtime_dir,
+            vllm: None,
         }
     }
 }

@@ -81,7 +81,8 @@ fn run(
         let mut handles = HashMap::new();
         let mut opened = Vec::new();
         for (index, spec) in devices {
-            let outcome = open(spec, library.as_ref(), uuids.get(index));
+            let outcome = open(spec, library.as_ref(), uuids.get(index))
+                .and_then(|found| not_twice(found, spec, devices, &handles, &uuids));
             opened.push((
                 *index,
                 outcome.map(|(handle, info)| {
@@ -132,6 +133,29 @@ fn open<'a>(
         }
         (Source::Ledger { look, .. }, _) => Ok(open_ledger(&spec.name, look)?),
         (Source::Nvml(_) | Source::None, _) => Err(Arc::new(Error::Ended)),
+    }
+}
+
+/// A GPU that is open under another name already would have two ledgers for one memory.
+fn not_twice<'a>(
+    found: (Handle<'a>, DeviceInfo),
+    spec: &DeviceSpec,
+    devices: &[(usize, DeviceSpec)],
+    open: &HashMap<usize, (&str, Handle<'_>)>,
+    uuids: &HashMap<usize, String>,
+) -> Result<(Handle<'a>, DeviceInfo), Arc<Error>> {
+    let uuid = &found.1.uuid;
+    let is_gpu = |spec: &DeviceSpec| matches!(spec.source, Source::Nvml(_));
+    let is_same = |(index, other): &&(usize, DeviceSpec)| {
+        is_gpu(other) && other.name != spec.name && open.contains_key(index) && uuids.get(index) == Some(uuid)
+    };
+    match devices.iter().find(is_same).filter(|_| is_gpu(spec)) {
+        None => Ok(found),
+        Some((_, other)) => Err(Arc::new(Error::Twice {
+            device: spec.name.clone(),
+            other: other.name.clone(),
+            uuid: uuid.clone(),
+        })),
     }
 }
 

@@ -39,6 +39,31 @@ pub enum Error {
         /// What there is: `0: GPU-… (NVIDIA L20)`.
         exist: Vec<String>,
     },
+    /// The configuration names a card that is cut into MIG instances.
+    #[error(
+        "device `{device}`: the GPU {selector} is in MIG mode, and engines run in its instances: {}",
+        name_one(instances)
+    )]
+    CardInMigMode {
+        /// Name in the configuration.
+        device: String,
+        /// What was looked for.
+        selector: Selector,
+        /// What there is: `MIG-… (NVIDIA A100 MIG 1g.5gb)`.
+        instances: Vec<String>,
+    },
+    /// Two devices of the configuration are one GPU.
+    #[error(
+        "device `{device}` is the same GPU as `{other}` ({uuid}): one GPU has one ledger; remove one of the two"
+    )]
+    Twice {
+        /// Name in the configuration.
+        device: String,
+        /// The one that stands before it.
+        other: String,
+        /// The GPU.
+        uuid: String,
+    },
     /// A call about one device failed.
     #[error("device `{device}`: the driver failed to {call}")]
     Driver {
@@ -76,10 +101,18 @@ fn there_are(exist: &[String]) -> String {
     if exist.is_empty() { "it has none at all".to_owned() } else { format!("it has {}", exist.join(", ")) }
 }
 
+fn name_one(instances: &[String]) -> String {
+    if instances.is_empty() {
+        "it has none yet; create some with `nvidia-smi mig`, or switch MIG off".to_owned()
+    } else {
+        format!("write `uuid = \"MIG-…\"`, one of {}", instances.join(", "))
+    }
+}
+
 impl Error {
     /// Whether the configuration is at fault: to be refused before anything is started.
     pub fn is_configuration(&self) -> bool {
-        matches!(self, Error::NoSuchDevice { .. })
+        matches!(self, Error::NoSuchDevice { .. } | Error::CardInMigMode { .. } | Error::Twice { .. })
     }
 
     /// Whether the device or the library is gone for good until it has been opened again.

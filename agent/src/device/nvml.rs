@@ -3,6 +3,10 @@
 //! Three things that its documentation does not stress: `memory_info` is NVML's second version, whose `used` leaves out
 //! what the driver keeps for itself; a process list can outgrow its buffer between the call that counts and the one
 //! that lists; and after a GPU was lost its index may mean another card, so a device is known by UUID once it is open.
+//!
+//! **MIG.** An instance (`MIG-…`) is a device like any other: NVML gives its own memory and its own processes. A card in
+//! MIG mode is not: engines run in its instances, so its total is nobody's capacity, and it is refused with the names of
+//! its instances.
 
 use super::error::Error;
 use super::reading::{DeviceInfo, Process};
@@ -52,6 +56,13 @@ pub(super) fn open<'a>(
         }
         source => failed("open it")(source),
     })?;
+    if device.mig_mode().is_ok_and(|mode| mode.current != 0) {
+        return Err(Error::CardInMigMode {
+            device: name.to_owned(),
+            selector: selector.clone(),
+            instances: instances(&device),
+        });
+    }
     let memory = device.memory_info().map_err(failed("read its memory"))?;
     let info = DeviceInfo {
         name: name.to_owned(),
@@ -81,6 +92,17 @@ fn existing(nvml: &Nvml) -> Vec<String> {
         Err(error) => format!("{index}: {error}"),
     };
     (0..count).map(describe).collect()
+}
+
+/// The instances of a card in MIG mode: `MIG-… (NVIDIA A100 MIG 1g.5gb)`.
+fn instances(card: &Device<'_>) -> Vec<String> {
+    let most = card.mig_device_count().unwrap_or(0);
+    let describe = |index| {
+        let instance = card.mig_device_by_index(index).ok()?;
+        let model = instance.name().unwrap_or_else(|e| e.to_string());
+        Some(format!("{} ({model})", instance.uuid().ok()?))
+    };
+    (0..most).filter_map(describe).collect()
 }
 
 /// `(used, free, total)` bytes.

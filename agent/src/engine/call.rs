@@ -39,6 +39,13 @@ fn request(call: Call) -> (String, Option<Value>) {
     }
 }
 
+/// A call as people write it: `POST /sleep?level=1&mode=wait`.
+pub fn described(call: Call) -> String {
+    let (path, body) = request(call);
+    let body = body.map(|body| format!(" {body}")).unwrap_or_default();
+    format!("POST {path}{body}")
+}
+
 fn worker_sleep(level: SleepLevel) -> Value {
     json!({ "method": "sleep", "kwargs": { "level": level.number() } })
 }

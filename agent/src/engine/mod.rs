@@ -40,6 +40,7 @@ mod real;
 #[cfg(test)]
 mod tests;
 
+pub use call::described;
 pub use canary::{Canary, Depth, Mismatch};
 pub use detect::{Detected, RoutesFrom, WorkersFrom};
 pub use drain::{Drain, DrainPolicy};

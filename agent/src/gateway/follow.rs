@@ -5,12 +5,14 @@ use super::lease::Aborted;
 use super::line::{Line, Standing};
 use super::refusal::Refusal;
 use super::tenant::Tenant;
+use crate::clock;
 use crate::metrics::Metrics;
 use hotbunk_core::effect::{Effect, Note};
 use hotbunk_core::event::{By, Request, Use};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
 use hotbunk_core::program::{Cause, Failure, Step};
 use hotbunk_core::state::{Condition, Node};
+use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -55,6 +57,9 @@ impl Hub {
     /// The part of [`Hub::follow`] that needs no effects: gates, and what those who wait are told.
     pub fn apply(self: &Arc<Self>, node: &Node) {
         for (line, engine) in self.lines.iter().zip(&node.engines) {
+            // What is being frozen is not yet: the engine may still be given back to it.
+            let is_frozen = engine.frozen && engine.tier != Tier::Awake && !engine.dead;
+            line.freeze(self, is_frozen, clock::now());
             if engine.admission {
                 line.stand(self, Standing::May);
                 line.open(self, engine.life, engine.generation);

@@ -3,7 +3,7 @@
 use super::follow::Moves;
 use super::held::Held;
 use super::lease::{Aborted, Lease};
-use super::line::{Bytes, Line, Standing, Waiter};
+use super::line::{Bytes, Line, Standing, TurnedAway, Waiter};
 use super::refusal::Refusal;
 use super::tenant::{Tenant, Tenants};
 use crate::clock;
@@ -234,8 +234,9 @@ impl Hub {
 
     fn hold(self: &Arc<Self>, line: &Line, tenant: &Tenant, ask: Ask) -> Result<Admit, Refusal> {
         let full = |what: String| Refusal::QueueFull { what, retry_after: self.retry_after(line.id) };
+        let would_switch = || Refusal::WouldSwitch { state: self.state(line.id).to_owned() };
         if ask.no_switch && !line.gate.is_open() {
-            return Err(Refusal::WouldSwitch { state: self.state(line.id).to_owned() });
+            return Err(would_switch());
         }
         // Asked of the first one only: the others wait for what it waits for.
         if line.held() == 0
@@ -263,8 +264,10 @@ impl Hub {
             _bytes: bytes,
             _chair: chair,
         };
-        let place =
-            line.wait(self, waiter).map_err(|(standing, trouble)| self.because(line, &standing, trouble))?;
+        let place = line.wait(self, waiter).map_err(|turned_away| match turned_away {
+            TurnedAway::Standing(standing, trouble) => self.because(line, &standing, trouble),
+            TurnedAway::WouldSwitch => would_switch(),
+        })?;
         // There was room by now.
         if let Ok(answer) = received.try_recv() {
             return answer.map(Admit::Go);
@@ -289,6 +292,9 @@ impl Hub {
         let left = line.gate.leave();
         if left.open {
             line.pump(self);
+        } else if left.in_flight == 0 {
+            // Whoever was frozen has gone.
+            line.freeze(self, false, clock::now());
         }
         if left.in_flight == 0 && self.held.load(std::sync::atomic::Ordering::SeqCst) > 0 {
             self.tell(Event::Used { engine, in_flight: line.gate.in_flight(), at: line.used_at() });

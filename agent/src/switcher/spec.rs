@@ -2,6 +2,7 @@
 
 use crate::config::{self, Config, Source};
 use hotbunk_core::backoff::BackoffPolicy;
+use hotbunk_core::creep::Recycle;
 use hotbunk_core::ids::DeviceId;
 use hotbunk_core::spec::{DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts};
 use hotbunk_core::tier::Tier;
@@ -59,6 +60,7 @@ fn engine(config: &Config, e: &config::Engine, memory: &impl Fn(&str) -> Option<
         },
         turn: e.turn,
         ladder: e.idle.clone(),
+        recycle: Recycle { creep: e.recycle.creep_bytes, sleeps: e.recycle.sleeps },
     }
 }
 

@@ -69,6 +69,14 @@ fn render(status: &Status) -> String {
     if let Some(simulated) = &node.simulated {
         parts.push(format!("SIMULATED: profile {}, {}× speed", simulated.profile, simulated.speed));
     }
+    if let Some(trouble) = &node.journal_trouble {
+        let since = human::seconds(node.started_at + node.uptime_s - trouble.since_at);
+        let so = if trouble.refuses_switching { "switching is refused" } else { "events are only logged" };
+        parts.push(format!(
+            "JOURNAL: cannot be written since {since} ago, {so} ({} so far): {}",
+            trouble.lost_events, trouble.reason
+        ));
+    }
     let host = &node.host;
     parts.push(format!(
         "host memory: {} available of {}, {} planned for engines",
@@ -175,6 +183,8 @@ fn condition(condition: &Condition) -> String {
                 StoppedWhy::NoRoom => "no room",
                 StoppedWhy::Handoff => "by a handoff",
                 StoppedWhy::CannotSleep => "it cannot sleep",
+                StoppedWhy::Idle => "unused for long",
+                StoppedWhy::Maintenance => "for maintenance",
                 StoppedWhy::Shutdown => "the agent stops",
             };
             format!("stopped ({why})")

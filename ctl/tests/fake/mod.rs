@@ -352,6 +352,7 @@ fn status() -> Status {
                 available_bytes: Some(170 * GIB),
                 reserved_bytes: None,
             },
+            journal_trouble: None,
         },
         devices: vec![DeviceStatus {
             name: "gpu0".into(),

@@ -70,12 +70,43 @@ fn read_scenario() -> Option<Scenario> {
     Scenario::load(&scenario_of(here as usize)?).ok()
 }
 
-/// A device by its handle (its index plus one), unless it is lost.
+/// A handle: the card's index plus one, and above that the instance's index plus one.
+#[derive(Clone, Copy)]
+struct Handle {
+    card: usize,
+    instance: Option<usize>,
+}
+
+const INSTANCE_SHIFT: u32 = 16;
+
+impl Handle {
+    fn read(handle: *mut c_void) -> Result<Self, Code> {
+        let bits = handle as usize;
+        let card = (bits & ((1 << INSTANCE_SHIFT) - 1)).checked_sub(1).ok_or(Code::InvalidArgument)?;
+        Ok(Handle { card, instance: (bits >> INSTANCE_SHIFT).checked_sub(1) })
+    }
+
+    fn pointer(self) -> *mut c_void {
+        let above = self.instance.map_or(0, |instance| (instance + 1) << INSTANCE_SHIFT);
+        std::ptr::without_provenance_mut((self.card + 1) | above)
+    }
+
+    fn find(self, scenario: &Scenario) -> Option<&Device> {
+        let card = scenario.devices.get(self.card)?;
+        match self.instance {
+            None => Some(card),
+            Some(instance) => card.instances.get(instance),
+        }
+    }
+}
+
+/// A device by its handle, unless its card is lost.
 fn device(handle: *mut c_void) -> Result<Device, Code> {
-    let index = (handle as usize).checked_sub(1).ok_or(Code::InvalidArgument)?;
-    let device = scenario()?.devices.into_iter().nth(index).ok_or(Code::GpuLost)?;
-    check_lost(index, &device)?;
-    Ok(device)
+    let handle = Handle::read(handle)?;
+    let scenario = scenario()?;
+    let card = scenario.devices.get(handle.card).ok_or(Code::GpuLost)?;
+    check_lost(handle.card, card)?;
+    handle.find(&scenario).cloned().ok_or(Code::GpuLost)
 }
 
 fn check_lost(index: usize, device: &Device) -> Result<(), Code> {
@@ -193,19 +224,19 @@ extern "C" fn nvmlDeviceGetCount_v2(count: *mut c_uint) -> u32 {
     answer(|| write(count, c_uint::try_from(scenario()?.devices.len()).unwrap_or(c_uint::MAX)))
 }
 
-fn open(scenario: &Scenario, index: usize, handle: *mut *mut c_void) -> Result<(), Code> {
-    let device = scenario.devices.get(index).ok_or(Code::InvalidArgument)?;
-    check_lost(index, device)?;
-    match device.open_fails {
+fn open(scenario: &Scenario, wanted: Handle, handle: *mut *mut c_void) -> Result<(), Code> {
+    let card = scenario.devices.get(wanted.card).ok_or(Code::InvalidArgument)?;
+    check_lost(wanted.card, card)?;
+    match wanted.find(scenario).ok_or(Code::InvalidArgument)?.open_fails {
         Some(code) => Err(code),
-        None => write(handle, std::ptr::without_provenance_mut(index + 1)),
+        None => write(handle, wanted.pointer()),
     }
 }
 
 /// `nvmlDeviceGetHandleByIndex_v2`.
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetHandleByIndex_v2(index: c_uint, handle: *mut *mut c_void) -> u32 {
-    answer(|| open(&scenario()?, index as usize, handle))
+    answer(|| open(&scenario()?, Handle { card: index as usize, instance: None }, handle))
 }
 
 /// `nvmlDeviceGetHandleByUUID`.
@@ -221,8 +252,13 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, handle: *mut
         // SAFETY: not null, and the caller vouches for a C string.
         let uuid = unsafe { CStr::from_ptr(uuid) }.to_str().map_err(|_| Code::InvalidArgument)?;
         let scenario = scenario()?;
-        let index = scenario.devices.iter().position(|d| d.uuid == uuid).ok_or(Code::NotFound)?;
-        open(&scenario, index, handle)
+        let all = scenario.devices.iter().enumerate().flat_map(|(card, device)| {
+            let instances = (0..device.instances.len()).map(Some);
+            std::iter::once(None).chain(instances).map(move |instance| Handle { card, instance })
+        });
+        let named = |h: &Handle| h.find(&scenario).is_some_and(|d| d.uuid == uuid);
+        let found = all.into_iter().find(named).ok_or(Code::NotFound)?;
+        open(&scenario, found, handle)
     })
 }
 
@@ -231,7 +267,8 @@ unsafe extern "C" fn nvmlDeviceGetHandleByUUID(uuid: *const c_char, handle: *mut
 extern "C" fn nvmlDeviceGetIndex(handle: *mut c_void, index: *mut c_uint) -> u32 {
     answer(|| {
         device(handle)?;
-        write(index, c_uint::try_from(handle as usize - 1).unwrap_or(c_uint::MAX))
+        let handle = Handle::read(handle)?;
+        write(index, c_uint::try_from(handle.instance.unwrap_or(handle.card)).unwrap_or(c_uint::MAX))
     })
 }
 
@@ -245,6 +282,48 @@ extern "C" fn nvmlDeviceGetName(handle: *mut c_void, name: *mut c_char, length: 
 #[unsafe(no_mangle)]
 extern "C" fn nvmlDeviceGetUUID(handle: *mut c_void, uuid: *mut c_char, length: c_uint) -> u32 {
     answer(|| write_text(&device(handle)?.uuid, uuid, length))
+}
+
+/// `nvmlDeviceGetMigMode`: cards without the ability answer `NotSupported`, instances refuse the question.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMigMode(handle: *mut c_void, current: *mut c_uint, pending: *mut c_uint) -> u32 {
+    answer(|| {
+        let device = device(handle)?;
+        if Handle::read(handle)?.instance.is_some() {
+            return Err(Code::InvalidArgument);
+        }
+        if device.instances.is_empty() {
+            return Err(Code::NotSupported);
+        }
+        write(current, 1)?;
+        write(pending, 1)
+    })
+}
+
+/// `nvmlDeviceGetMaxMigDeviceCount`: how many there may be, more than there are.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMaxMigDeviceCount(handle: *mut c_void, count: *mut c_uint) -> u32 {
+    answer(|| {
+        let device = device(handle)?;
+        write(count, if device.instances.is_empty() { 0 } else { 7 })
+    })
+}
+
+/// `nvmlDeviceGetMigDeviceHandleByIndex`.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlDeviceGetMigDeviceHandleByIndex(
+    handle: *mut c_void,
+    index: c_uint,
+    instance: *mut *mut c_void,
+) -> u32 {
+    answer(|| {
+        let device = device(handle)?;
+        let card = Handle::read(handle)?.card;
+        if index as usize >= device.instances.len() {
+            return Err(Code::NotFound);
+        }
+        write(instance, Handle { card, instance: Some(index as usize) }.pointer())
+    })
 }
 
 /// A device's memory after its faults: `(device, used)`.

@@ -110,6 +110,11 @@ pub struct Device {
     pub slow_ms: u64,
     /// So many processes appear between the call that counts them and the one that lists them, each time.
     pub grow_process_list: u32,
+    /// What every process id is raised by: ids of another namespace.
+    pub pid_offset: u32,
+    /// The card is in MIG mode, and these are its instances (UUIDs `MIG-…`). Each is a device of its own for whoever
+    /// asks for it by UUID; none has an index.
+    pub instances: Vec<Device>,
 }
 
 impl Device {
@@ -137,7 +142,7 @@ impl Device {
         let usage = DeviceLedger::open(path)?.usage()?;
         let mut processes: Vec<Process> = Vec::new();
         for allocation in &usage.allocations {
-            let pid = allocation.owner.pid;
+            let pid = allocation.owner.pid.wrapping_add(self.pid_offset);
             match processes.iter_mut().find(|p| p.pid == pid) {
                 Some(process) => process.bytes = process.bytes.map(|bytes| bytes + allocation.bytes),
                 None => processes.push(Process { pid, bytes: Some(allocation.bytes) }),

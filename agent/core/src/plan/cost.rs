@@ -93,6 +93,7 @@ mod tests {
             backoff: BackoffPolicy::default(),
             turn: crate::spec::Turn::default(),
             ladder: Vec::new(),
+            recycle: crate::creep::Recycle::default(),
         })
     }
 

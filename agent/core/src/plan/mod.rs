@@ -10,11 +10,13 @@
 //! | `wake-first` | make-before-break × level1 (or `--leave`) |
 //! | `park` | break-before-make × parked (or `--leave`) |
 
+mod after;
 mod cost;
 mod explain;
 #[cfg(test)]
 mod tests;
 
+pub use after::after;
 pub use cost::{enter_cost, leave_cost};
 pub use explain::{Faster, faster};
 

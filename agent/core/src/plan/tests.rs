@@ -2,7 +2,7 @@
 //!
 //! The reference: one L20 of 46068 MiB, A with 28 GiB of weights, B with 3.3, 4 GiB of KV cache each.
 
-use super::{Ask, Faster, candidates, choose, faster};
+use super::{Ask, Faster, after, candidates, choose, faster};
 use crate::backoff::BackoffPolicy;
 use crate::capability::{Capabilities, Routes, Version};
 use crate::ids::{DeviceId, EngineId};
@@ -48,6 +48,7 @@ fn engine(name: &str, devices: &[u16]) -> EngineSpec {
         backoff: BackoffPolicy::default(),
         turn: crate::spec::Turn::default(),
         ladder: Vec::new(),
+        recycle: crate::creep::Recycle::default(),
     }
 }
 
@@ -482,4 +483,23 @@ fn a_tier_that_no_handoff_leaves_is_named() {
         choose(&node, &ask).map(|_| ()).map_err(|why| why.to_string()),
         Err("no plan is possible: no handoff leaves the outgoing engine at awake".to_owned())
     );
+}
+
+/// There and back again, without moving anything: the second node is what the first plan leaves, and the plan back from
+/// it ends where all began.
+#[test]
+fn the_way_back_is_planned_from_what_the_way_there_leaves() {
+    for strategy in [Strategy::Auto, Strategy::SleepFirst, Strategy::WakeFirst, Strategy::Park] {
+        let node = reference(Tier::Awake, Tier::Level1);
+        let there = choose(&node, &Ask { strategy, ..ask(B) }).unwrap();
+        let between = after(&node, &there);
+        let tiers = |node: &Node| (node.engine(A).tier, node.engine(B).tier);
+        assert_eq!(tiers(&between), (there.leave, Tier::Awake));
+        assert!(between.engine(B).is_serving() && !between.engine(A).admission);
+        assert_eq!(between.engine(A).held, between.engine(A).measured(there.leave).unwrap());
+        crate::invariants::check(&between).unwrap();
+        let back = choose(&between, &Ask { strategy, ..ask(A) }).unwrap();
+        assert_eq!(back.outgoing, [B]);
+        assert_eq!(tiers(&after(&between, &back)), (Tier::Awake, back.leave));
+    }
 }

@@ -40,7 +40,9 @@ impl From<Refusal> for No {
 impl Cx<'_> {
     /// Queues the starts of an agent that comes up.
     pub(super) fn boot(&mut self, awake: Option<EngineId>) {
-        let due: Vec<EngineId> = self.node.ids().filter(|id| self.node.engine(*id).spec.autostart).collect();
+        let placed = std::mem::take(&mut self.node.placed);
+        let due = |id: &EngineId| self.node.engine(*id).spec.autostart && !placed.contains(id);
+        let due: Vec<EngineId> = self.node.ids().filter(due).collect();
         let (last, first): (Vec<_>, Vec<_>) = due.into_iter().partition(|id| Some(*id) == awake);
         for engine in first.into_iter().chain(last) {
             let awake = Some(engine) == awake;
@@ -99,6 +101,11 @@ impl Cx<'_> {
         if self.node.is_paused() && by != By::Operator && !mends {
             return self.note(Note::Refused { id, refusal: Refusal::Paused });
         }
+        if let Some(reason) =
+            self.node.journal_lost.clone().filter(|_| by != By::Agent && moves_memory(&request))
+        {
+            return self.note(Note::Refused { id, refusal: Refusal::NoJournal { reason } });
+        }
         match self.work(&request, by) {
             Err(No::Nothing(because)) => self.note(Note::NothingToDo { id, request, by, because }),
             Err(No::Refused(refusal)) => self.refuse(id, &request, by, refusal),
@@ -153,6 +160,7 @@ impl Cx<'_> {
                     repaired: Vec::new(),
                     relaunched: Vec::new(),
                     attempts: 0,
+                    moved: false,
                     stage: Stage::Forward,
                     failure: None,
                     first_token: None,
@@ -484,6 +492,19 @@ impl Cx<'_> {
             Drift::FoundAsleep | Drift::Stalled | Drift::Unresolved => vec![Step::Kill(id)],
         }
     }
+}
+
+/// Whether a command takes or gives memory while something may be served: what ends or forgives is none of them.
+fn moves_memory(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Switch { .. }
+            | Request::Wake(_)
+            | Request::Sleep { .. }
+            | Request::Start { .. }
+            | Request::Restart { .. }
+            | Request::Pause { .. }
+    )
 }
 
 fn drain_of(request: &Request) -> Drain {

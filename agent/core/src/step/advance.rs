@@ -3,8 +3,9 @@
 use super::Cx;
 use crate::backoff::Verdict;
 use crate::call::Call;
+use crate::creep::Creep;
 use crate::effect::{Action, Bound, Effect, Incident, Note, Ticket};
-use crate::event::By;
+use crate::event::{By, Request};
 use crate::ids::{EngineId, OperationId};
 use crate::ledger;
 use crate::program::{Cause, Failure, Step, incident_of};
@@ -68,11 +69,11 @@ impl Cx<'_> {
                 (e.admission, e.wanted_awake) = (true, serves);
                 e.retry = crate::demand::Retry::default();
             }
-            Step::Rehearsed(_) => {}
+            Step::Rehearsed(_) => self.node.engine_mut(engine).creep.rehearsed(),
             Step::Take(_) => {
                 let now = self.now;
                 if let Some(op) = self.op(id) {
-                    op.leg_began = now;
+                    (op.leg_began, op.moved) = (now, true);
                 }
                 self.transit(engine, "an operation takes it", |e| e.condition = Condition::Moving);
             }
@@ -106,7 +107,8 @@ impl Cx<'_> {
         let now = self.now;
         let Some(op) = self.op(id) else { return };
         let (began, freeze) = (op.leg_began, op.drain == DrainPolicy::Freeze);
-        let reason = op.request.verb();
+        let ladder = op.by == By::Agent && matches!(op.request, Request::Sleep { .. });
+        let reason = if ladder { "idle" } else { op.request.verb() };
         let wanted_awake = op.leads_to_awake(engine).unwrap_or(tier == Tier::Awake);
         let bytes = ledger::bytes_at(self.node.engine(engine), tier);
         self.transit(engine, reason, |e| {
@@ -126,6 +128,9 @@ impl Cx<'_> {
             e.condition = Condition::Settled;
             e.wanted_awake = wanted_awake;
             e.watch = crate::state::Watch { progress_at: now, ..Default::default() };
+            if before == Tier::Awake && tier.has_process() && tier != Tier::Awake {
+                e.creep.slept(&e.spec.recycle);
+            }
             match tier {
                 Tier::Awake => {
                     e.awake_since = now;
@@ -135,6 +140,7 @@ impl Cx<'_> {
                     (e.process, e.dead, e.pinned, e.frozen, e.admission) =
                         (false, false, false, false, false);
                     e.capabilities = None;
+                    e.creep = Creep::default();
                 }
                 Tier::Parked | Tier::Level1 | Tier::Level2 => {
                     e.frozen = e.frozen || (freeze && before == Tier::Awake);
@@ -153,6 +159,7 @@ impl Cx<'_> {
             (e.held, e.reserved) = (0, 0);
             e.tier = Tier::Stopped;
             e.capabilities = None;
+            e.creep = Creep::default();
             e.condition = match e.crashes.crashed(&e.spec.backoff, now) {
                 Verdict::RestartAt(at) => Condition::Backoff(at),
                 Verdict::GiveUp => {
@@ -220,6 +227,7 @@ impl Cx<'_> {
                 let life = e.life + 1;
                 let e = self.node.engine_mut(engine);
                 (e.life, e.process, e.dead, e.capabilities) = (life, true, false, None);
+                e.creep = Creep::default();
                 Action::Spawn { engine, life }
             }
             Step::Ready(_) => Action::Ready { engine, deadline: t.start },
@@ -260,7 +268,7 @@ impl Cx<'_> {
     }
 
     /// Rewrites the program by the failure ladder.
-    fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
+    pub(super) fn recover_from(&mut self, id: OperationId, step: Step, cause: Cause, detail: String) {
         let Some(op) = self.node.operations.iter().find(|op| op.id == id) else { return };
         let recovery = recover(self.node, op, &step, cause);
         let Some(engine) = step.engine() else { return };
@@ -326,7 +334,7 @@ impl Cx<'_> {
     }
 
     /// One incident for each engine and operation: the first, which names the cause.
-    fn report(
+    pub(super) fn report(
         &mut self,
         id: OperationId,
         engine: EngineId,
@@ -362,8 +370,8 @@ impl Cx<'_> {
         op.failure.get_or_insert(failure.clone());
         match op.stage {
             // What cannot come back does not keep the others from it.
-            Stage::Forward if op.request == crate::event::Request::Resume => {
-                op.skip_leg(failure.engine);
+            Stage::Forward if op.request == Request::Resume => {
+                op.program.retain(|s| s.engine() != Some(failure.engine));
                 steps.into_iter().rev().for_each(|s| op.program.push_front(s));
             }
             Stage::Forward => {
@@ -384,17 +392,18 @@ impl Cx<'_> {
     }
 
     /// The last rung: its process tree goes. On its way out that is as good as asleep; else the goal is given up.
-    fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
+    pub(super) fn lose(&mut self, id: OperationId, engine: EngineId, failure: Failure) {
         let failed = matches!(self.node.engine(engine).condition, Condition::Failed(_));
         let Some(op) = self.op(id) else { return };
         op.attempts = 0;
         let kill = Step::Kill(engine);
-        let pauses = matches!(op.request, crate::event::Request::Pause { .. });
+        let pauses = matches!(op.request, Request::Pause { .. });
         let replaces = pauses || (op.incoming.is_some() && op.outgoing.contains(&engine));
         match op.stage {
-            Stage::Forward if op.request == crate::event::Request::Resume => {
+            // What cannot come back does not keep the others from it.
+            Stage::Forward if op.request == Request::Resume => {
                 op.failure.get_or_insert(failure);
-                op.skip_leg(engine);
+                op.program.retain(|s| s.engine() != Some(engine));
                 op.program.push_front(kill);
             }
             Stage::Forward if replaces => {

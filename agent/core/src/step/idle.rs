@@ -1,13 +1,15 @@
 //! What the idle devices do next: the agent's own work, by urgency.
 //!
 //! ```text
-//!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is ► restarts ► idle ladders
+//!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is ► restarts ► recycling ► idle ladders
 //! ```
 //!
 //! Nothing of the agent's own accord but sweeping and repairing begins on devices that somebody's request waits for.
+//! Recycling is to start an engine anew that loses memory asleep ([`crate::creep`]).
 
 use super::Cx;
-use crate::event::{By, Request};
+use crate::creep;
+use crate::event::{By, Drain, Request};
 use crate::ids::{DeviceId, EngineId};
 use crate::ledger;
 use crate::state::{Condition, Node, Queued};
@@ -56,7 +58,7 @@ impl Cx<'_> {
         if self.node.closing || self.node.is_paused() {
             return;
         }
-        if self.next_turn() {
+        if !self.node.cycle && self.next_turn() {
             return;
         }
         let node = &*self.node;
@@ -73,11 +75,20 @@ impl Cx<'_> {
                     _ => false,
                 }
         });
-        match due {
+        if let Some(engine) = due {
+            let e = self.node.engine(engine);
+            let awake = e.wanted_awake || e.demand.held > 0;
+            return self.own(Request::Start { engine, rehearse: None, awake });
+        }
+        // A cycle has the engines to itself.
+        if self.node.cycle {
+            return;
+        }
+        match creep::recycle_now(self.node) {
             Some(engine) => {
-                let e = self.node.engine(engine);
-                let awake = e.wanted_awake || e.demand.held > 0;
-                self.own(Request::Start { engine, rehearse: None, awake });
+                // Whoever was idle must be seen idle again before another try.
+                self.node.engines.iter_mut().for_each(|e| e.watch.idle = 0);
+                self.own(Request::Restart { engine, rehearse: None, drain: Drain::default() });
             }
             None => self.next_rung(),
         }

@@ -84,7 +84,7 @@ impl Cx<'_> {
         }
     }
 
-    fn died(&mut self, engine: EngineId) {
+    pub(super) fn died(&mut self, engine: EngineId) {
         let e = self.node.engine_mut(engine);
         e.dead = true;
         e.admission = false;

@@ -2,11 +2,12 @@
 
 use super::Cx;
 use crate::call::SleepingAnswer;
+use crate::creep::{Due, IDLE_SURVEYS};
 use crate::effect::{Effect, Incident};
 use crate::event::Survey;
 use crate::ids::{DeviceId, EngineId};
 use crate::ledger;
-use crate::state::{Condition, Drift, Evidence};
+use crate::state::{Condition, Drift, Engine, Evidence, NOT_READ};
 use crate::tier::Tier;
 
 /// Surveys in a row that must contradict us before we believe them: one may have been asked before a change.
@@ -39,6 +40,13 @@ impl Cx<'_> {
             SleepingAnswer::Says { is_sleeping } => is_sleeping == awake,
             _ => false,
         };
+        if let (false, Some(bytes)) = (awake || contradicts, survey.device_bytes) {
+            let e = self.node.engine_mut(engine);
+            e.creep.left(&e.spec.recycle, e.tier, bytes);
+            self.tell_creep(engine);
+        }
+        // Counted only where somebody waits for an idle moment.
+        let tells_idle = self.node.engines.iter().any(|e| e.creep.due(&e.spec.recycle).is_some());
         let e = self.node.engine_mut(engine);
         e.watch.contradictions = if contradicts { e.watch.contradictions.saturating_add(1) } else { 0 };
         if e.watch.contradictions >= CONTRADICTIONS {
@@ -49,13 +57,33 @@ impl Cx<'_> {
             };
             return self.adrift(engine, drift, Incident::Drifted, what);
         }
+        let idle = tells_idle && (!awake || survey.running == Some(0));
+        e.watch.idle = if idle { e.watch.idle.saturating_add(1).min(IDLE_SURVEYS) } else { 0 };
         let (Some(running), Some(tokens)) = (survey.running, survey.tokens) else { return };
+        // Who asks an engine directly uses it as well. What operations ask of it is over before it is counted first.
+        if awake && (running > 0 || (e.watch.counted && tokens != e.watch.tokens)) {
+            e.used_at = now;
+        }
+        e.watch.counted = true;
         if !awake || running == 0 || tokens != e.watch.tokens {
             e.watch.tokens = tokens;
             e.watch.progress_at = now;
         } else if now.since(e.watch.progress_at) >= stall_after {
             self.adrift(engine, Drift::Stalled, Incident::Stalled, "requests run and no token comes");
         }
+    }
+
+    /// Says once in each life that an engine loses memory.
+    fn tell_creep(&mut self, engine: EngineId) {
+        let e = self.node.engine_mut(engine);
+        let Some(Due::Creep(bytes)) = e.creep.due(&e.spec.recycle).filter(|_| !e.creep.said) else { return };
+        e.creep.said = true;
+        let detail = format!(
+            "{} leaves {} more on the device asleep than at first: it is started anew at the next idle moment",
+            e.spec.name,
+            ledger::human(bytes)
+        );
+        self.incident(Incident::ResidualCreep, Some(engine), detail);
     }
 
     fn adrift(&mut self, engine: EngineId, drift: Drift, incident: Incident, what: &str) {
@@ -80,7 +108,7 @@ impl Cx<'_> {
             d.spec.capacity = Some(capacity);
         }
         if let Evidence::Lost(reason) = &d.evidence {
-            let first = reason == "not read yet";
+            let first = reason == NOT_READ;
             d.evidence = Evidence::Good;
             let name = d.spec.name.clone();
             if !first {
@@ -99,8 +127,11 @@ impl Cx<'_> {
         if busy || self.node.engines_on(device).any(in_doubt) {
             return;
         }
-        let ours: u64 =
-            self.node.engines_on(device).map(|id| self.node.engine(id).held).fold(0, u64::saturating_add);
+        let ours: u64 = self
+            .node
+            .engines_on(device)
+            .map(|id| ledger::resident(self.node.engine(id)))
+            .fold(0, u64::saturating_add);
         let d = &mut self.node.devices[usize::from(device.0)];
         let seen = Some(used.saturating_sub(ours)).filter(|bytes| *bytes > d.spec.slack).unwrap_or(0);
         // Growth counts once it has been seen twice: the first look may come before the survey that explains it.
@@ -116,26 +147,29 @@ impl Cx<'_> {
     }
 
     /// Bytes that outlived an ended engine have gone at last (an uninterruptible process ended, a neighbour went that
-    /// had taken them): the engine need not wait for an operator.
+    /// had taken them): the engine need not wait for an operator. Where several wait on one device they are judged
+    /// together, or each would wait for the other.
     fn leftovers_gone(&mut self, device: DeviceId, used: u64) {
-        let slack = self.node.device(device).spec.slack;
-        for engine in self.node.ids() {
-            let e = self.node.engine(engine);
-            let failed = matches!(e.condition, Condition::Failed(_));
-            // One that spans several devices would have to be seen gone from all of them in one look.
-            if !(failed && e.dead && e.held > 0 && e.spec.devices == [device]) {
-                continue;
+        // One that spans several devices would have to be seen gone from all of them in one look.
+        let waits = |e: &Engine| {
+            matches!(e.condition, Condition::Failed(_)) && e.dead && e.held > 0 && e.spec.devices == [device]
+        };
+        let d = self.node.device(device);
+        let (slack, mut expected) = (d.spec.slack, d.foreign);
+        let mut waiting = Vec::new();
+        for id in self.node.engines_on(device) {
+            let e = self.node.engine(id);
+            if waits(e) {
+                waiting.push(id);
+            } else if e.dead || e.condition != Condition::Settled {
+                // Room that its end has made would pass for theirs.
+                return;
+            } else {
+                expected = expected.saturating_add(e.held);
             }
-            // Room that another one's end has made would pass for it.
-            let clear = |id: &EngineId| {
-                let e = self.node.engine(*id);
-                !e.dead && e.condition == Condition::Settled
-            };
-            if !self.node.engines_on(device).filter(|id| *id != engine).all(|id| clear(&id)) {
-                continue;
-            }
-            let others = ledger::expected_used(self.node, device, engine, Tier::Stopped);
-            let there = others.is_none_or(|bytes| used > bytes.saturating_add(slack));
+        }
+        let there = used > expected.saturating_add(slack);
+        for engine in waiting {
             let e = self.node.engine_mut(engine);
             e.watch.contradictions = if there { 0 } else { e.watch.contradictions.saturating_add(1) };
             // Seen twice: the first look may come before the news that a neighbour has just died.
@@ -155,10 +189,12 @@ impl Cx<'_> {
     /// A device cannot be read any more.
     pub(super) fn device_lost(&mut self, device: DeviceId, reason: String) {
         let d = &mut self.node.devices[usize::from(device.0)];
+        let known = matches!(&d.evidence, Evidence::Lost(old) if old != NOT_READ);
         match &d.evidence {
             Evidence::Off => {}
-            Evidence::Lost(_) => d.evidence = Evidence::Lost(reason),
-            Evidence::Good => {
+            Evidence::Lost(_) if known => d.evidence = Evidence::Lost(reason),
+            // One that has never been read was never there to be lost, and that is told all the same.
+            Evidence::Lost(_) | Evidence::Good => {
                 let detail = format!("{} cannot be read: {reason}", d.spec.name);
                 d.evidence = Evidence::Lost(reason);
                 self.device_incident(Incident::DeviceLost, device, detail);

@@ -14,6 +14,8 @@ use crate::tier::Tier;
 use crate::time::Moment;
 use std::time::Duration;
 
+mod creep;
+
 const A: EngineId = EngineId(0);
 const B: EngineId = EngineId(1);
 const GPU: DeviceId = DeviceId(0);
@@ -54,6 +56,7 @@ impl Session {
             backoff: crate::backoff::BackoffPolicy::default(),
             turn: crate::spec::Turn::default(),
             ladder: Vec::new(),
+            recycle: crate::creep::Recycle::default(),
         };
         let device = DeviceSpec {
             name: "gpu0".into(),
@@ -154,6 +157,10 @@ impl Session {
                 format!("! {} {}", incident.code(), engine.map(|e| self.name(e)).unwrap_or_default())
                     .trim_end()
                     .to_owned()
+            }
+            Note::Resumed { id, step, then, .. } => {
+                let step = step.as_ref().map(|s| s.sentence(&self.node)).unwrap_or_default();
+                format!("#{} goes on: {step}: {}", id.0, then.as_str())
             }
             Note::Ended { id, failure: None, .. } => format!("#{} done", id.0),
             Note::Ended { id, failure: Some(why), .. } => format!("#{} failed: {}", id.0, why.cause.code()),
@@ -515,7 +522,7 @@ fn surveys_asked_before_a_handoff_prove_nothing_after_it() {
         for (engine, is_sleeping) in [(A, false), (B, true)] {
             let generation = before[usize::from(engine.0)];
             let sleeping = SleepingAnswer::Says { is_sleeping };
-            let survey = Survey { sleeping, running: None, tokens: None };
+            let survey = Survey { sleeping, running: None, tokens: None, device_bytes: None };
             s.say(Event::Surveyed { engine, generation, survey });
         }
     }
@@ -653,4 +660,47 @@ fn what_could_not_be_measured_stays_unknown() {
     s.answer(StepResult::Measured { used: vec![(GPU, None)], engine: None, host: None }).serving(A);
     let measured = s.node.engine(A).footprints[Tier::Awake as usize];
     assert_eq!(measured, Some(Footprint { device: None, host: None }), "unknown, not 0");
+}
+
+#[test]
+fn without_a_journal_nothing_is_switched_where_the_operator_wants_it_so() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.say(Event::JournalLost(Some("no room left".into())));
+    s.switch(B, None);
+    s.reads(
+        "
+        #1 refused: the journal cannot be written (no room left), and nothing is switched without it (`on_failure`); make room for it, or set `on_failure = \"go_on\"`
+        ",
+    );
+    // What died comes back all the same, and what is to end ends.
+    s.dies(A).ok_to_the_end().later().ok_to_the_end().serving(A);
+    s.command(Request::Stop { engine: B, drain: Drain::default() }).ok_to_the_end();
+    assert_eq!(s.node.engine(B).tier, Tier::Stopped);
+    s.say(Event::JournalLost(None)).forget();
+    s.command(Request::Start { engine: B, rehearse: None, awake: false }).ok_to_the_end();
+    assert_eq!(s.node.engine(B).tier, Tier::Level1);
+}
+
+/// A stranger took the card between a sleep and a wake, and both engines were ended for it. Each one's bytes may be the
+/// other's: they are judged together, once all is gone, or both would wait for ever.
+#[test]
+fn two_that_wait_for_what_they_left_are_judged_together() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    for id in [A, B] {
+        let e = s.node.engine_mut(id);
+        (e.tier, e.condition, e.admission) = (Tier::Stopped, Condition::Failed("left".into()), false);
+        (e.process, e.dead, e.held) = (true, true, GIB);
+    }
+    s.node.engine_mut(A).wanted_awake = true;
+    let read = |s: &mut Session, used: u64| {
+        s.say(Event::DeviceRead { device: GPU, capacity: 45 * GIB, used });
+    };
+    for _ in 0..4 {
+        read(&mut s, GIB);
+        assert!(matches!(s.node.engine(A).condition, Condition::Failed(_)), "one's bytes are still there");
+    }
+    read(&mut s, 0);
+    read(&mut s, 0);
+    assert_eq!(s.node.engine(B).condition, Condition::Settled);
+    s.later().ok_to_the_end().serving(A);
 }

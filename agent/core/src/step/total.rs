@@ -43,6 +43,7 @@ fn node(evidence: bool, known: bool, max_awake: u16, drain: DrainPolicy) -> Node
             Rung { after: Duration::from_secs(90), tier: Tier::Level2 },
             Rung { after: Duration::from_secs(200), tier: Tier::Stopped },
         ],
+        recycle: crate::creep::Recycle { creep: Some(1), sleeps: Some(2) },
     };
     let device = |at: u16| DeviceSpec {
         name: format!("gpu{at}"),
@@ -171,8 +172,14 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
     let at = 0u64..100;
     let by = prop_oneof![4 => Just(By::Operator), 1 => Just(By::Cycle), 1 => Just(By::Agent), 1 => Just(By::Gateway)];
     let numbers = || prop_oneof![4 => 0u64..6, 1 => Just(u64::MAX)];
-    let survey = (sleeping(), prop::option::of(0u64..3), prop::option::of(0u64..3))
-        .prop_map(|(sleeping, running, tokens)| Survey { sleeping, running, tokens });
+    let survey =
+        (sleeping(), prop::option::of(0u64..3), prop::option::of(0u64..3), prop::option::of(bytes()))
+            .prop_map(|(sleeping, running, tokens, device_bytes)| Survey {
+                sleeping,
+                running,
+                tokens,
+                device_bytes,
+            });
     let event = prop_oneof![
         24 => (1u64..4, result())
             .prop_map(|(back, result)| Event::Done { ticket: Ticket(back), result }),
@@ -197,6 +204,7 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
             Event::Uses(uses.into_iter().map(one).collect())
         }),
         1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake }),
+        1 => any::<bool>().prop_map(|runs| Event::Cycle { runs }),
     ];
     (event, at)
 }

@@ -2,6 +2,9 @@
 //!
 //! vLLM's parser takes `--flag value`, `--flag=value`, and `_` for `-` in a flag's name. Only what is spelled out is
 //! read; a wrapper script hides its flags, and then nothing is claimed about them.
+//!
+//! `docker run … IMAGE …` (and `podman`, `nerdctl`) is two command lines: the runtime's up to the image, vLLM's after
+//! it. Every question about flags is about the second; [`Command::runtime`] is the first.
 
 use std::ops::Range;
 
@@ -23,17 +26,40 @@ pub(super) enum Program {
 /// A command line.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Command<'a> {
+    /// The engine's own words.
     args: &'a [Located<String>],
+    runtime: Option<Runtime<'a>>,
 }
 
 impl<'a> Command<'a> {
     pub(super) fn new(args: &'a [Located<String>]) -> Self {
-        Command { args }
+        match image_at(args) {
+            Some(at) => Command {
+                args: &args[at + 1..],
+                runtime: Some(Runtime { args: &args[..at], image: &args[at] }),
+            },
+            None => Command { args, runtime: None },
+        }
+    }
+
+    /// The container runtime's own command line, where there is one.
+    pub(super) fn runtime(self) -> Option<Runtime<'a>> {
+        self.runtime
     }
 
     /// What it starts.
     pub(super) fn program(self) -> Program {
         let base = |arg: &'a Located<String>| arg.value.rsplit('/').next().unwrap_or("");
+        if let Some(runtime) = self.runtime {
+            if self.args.iter().any(|arg| arg.value == "sim-engine") {
+                return Program::Simulated;
+            }
+            let is_vllm = base(runtime.image).contains("vllm") || self.args.iter().any(|a| base(a) == "vllm");
+            return match is_vllm && self.flag(&["--config"]).is_none() {
+                true => Program::Vllm,
+                false => Program::Other,
+            };
+        }
         let first = self.args.first().map(base).unwrap_or("");
         let starts_vllm = self.args.iter().enumerate().any(|(at, arg)| {
             let serves = self.args.get(at + 1).is_some_and(|next| next.value == "serve");
@@ -97,8 +123,110 @@ impl<'a> Command<'a> {
             .and_then(|at| self.args.get(at + 1))
             .filter(|arg| !arg.value.starts_with('-'))
             .map(|arg| Value { text: &arg.value, span: &arg.span });
-        positional.or_else(|| self.value(&["--model"]))
+        // An image whose entry point is `vllm serve` takes the model as its first word.
+        let first = || {
+            let word = self.args.first().filter(|_| self.runtime.is_some())?;
+            (!word.value.starts_with('-') && word.value != "vllm")
+                .then_some(Value { text: &word.value, span: &word.span })
+        };
+        positional.or_else(|| self.value(&["--model"])).or_else(first)
     }
+}
+
+/// `docker run` and its like, up to the image.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Runtime<'a> {
+    args: &'a [Located<String>],
+    image: &'a Located<String>,
+}
+
+impl<'a> Runtime<'a> {
+    /// Every value of a flag, by any of its names.
+    pub(super) fn values(self, names: &[&str]) -> Vec<Value<'a>> {
+        let at = |i: usize| -> Option<Value<'a>> {
+            let flag = &self.args[i];
+            let (name, inline) = match flag.value.split_once('=') {
+                Some((name, value)) => (name, Some(value)),
+                None => (flag.value.as_str(), None),
+            };
+            if !names.contains(&name) {
+                return None;
+            }
+            match inline {
+                Some(text) => Some(Value { text, span: &flag.span }),
+                None => self.args.get(i + 1).map(|arg| Value { text: &arg.value, span: &arg.span }),
+            }
+        };
+        (0..self.args.len()).filter_map(at).collect()
+    }
+
+    /// Whether one of these flags is there, whatever its value.
+    pub(super) fn has(self, names: &[&str]) -> bool {
+        self.args.iter().any(|arg| names.contains(&arg.value.split('=').next().unwrap_or_default()))
+    }
+
+    /// Whether the container uses the machine's own network: its port is the machine's port.
+    pub(super) fn shares_network(self) -> bool {
+        self.values(&["--network", "--net"]).iter().any(|value| value.text == "host")
+    }
+
+    /// A variable that the container is given by its value.
+    pub(super) fn env(self, name: &str) -> Option<Value<'a>> {
+        let all = self.values(&["-e", "--env"]).into_iter().rev();
+        all.filter_map(|value| {
+            let (key, text) = value.text.split_once('=')?;
+            (key == name).then_some(Value { text, span: value.span })
+        })
+        .next()
+    }
+
+    /// Whether the container is given a variable of the client's environment (`-e NAME`).
+    pub(super) fn passes_env(self, name: &str) -> bool {
+        self.values(&["-e", "--env"]).iter().any(|value| value.text == name)
+    }
+}
+
+/// Flags of `docker run` and `podman run` that take no value.
+const BARE_FLAGS: [&str; 20] = [
+    "-d",
+    "--detach",
+    "-i",
+    "--interactive",
+    "-t",
+    "--tty",
+    "-it",
+    "-ti",
+    "--rm",
+    "--init",
+    "--privileged",
+    "--read-only",
+    "--replace",
+    "-P",
+    "--publish-all",
+    "-q",
+    "--quiet",
+    "--no-healthcheck",
+    "--oom-kill-disable",
+    "--disable-content-trust",
+];
+
+/// Where the image stands in `docker run … IMAGE …`; `None` where the command is no such thing.
+fn image_at(args: &[Located<String>]) -> Option<usize> {
+    let base = |at: usize| args.get(at).map(|arg| arg.value.rsplit('/').next().unwrap_or(""));
+    let first = args.iter().position(|arg| !arg.value.ends_with("sudo") && !arg.value.starts_with('-'))?;
+    if !matches!(base(first), Some("docker" | "podman" | "nerdctl")) {
+        return None;
+    }
+    let run = args.iter().skip(first).position(|arg| arg.value == "run" || arg.value == "create")? + first;
+    let mut at = run + 1;
+    while let Some(arg) = args.get(at) {
+        if !arg.value.starts_with('-') {
+            return Some(at);
+        }
+        let is_whole = arg.value.contains('=') || BARE_FLAGS.contains(&arg.value.as_str());
+        at += if is_whole { 1 } else { 2 };
+    }
+    None
 }
 
 /// A flag's value.
@@ -160,6 +288,49 @@ mod tests {
         assert_eq!(program(&["vllm", "serve", "m", "--config", "flags.yaml"]), Program::Other);
         assert_eq!(program(&["uv", "run", "vllm", "serve", "m"]), Program::Vllm);
         assert_eq!(program(&[]), Program::Other);
+    }
+
+    #[test]
+    fn a_container_s_command_line_is_two() {
+        let words = [
+            "/usr/bin/docker",
+            "run",
+            "--rm",
+            "--name",
+            "A",
+            "--gpus=all",
+            "-v",
+            "/opt/vllm:/x",
+            "--network",
+            "host",
+            "-e",
+            "VLLM_SERVER_DEV_MODE=1",
+            "--env",
+            "HOTBUNK_TREE",
+            "vllm/vllm-openai:v0.31.0",
+            "Qwen/Qwen3-1.7B",
+            "--port",
+            "8101",
+        ];
+        let args = args(&words);
+        let command = Command::new(&args);
+        assert_eq!(command.program(), Program::Vllm);
+        assert_eq!(command.model().map(|m| m.text), Some("Qwen/Qwen3-1.7B"));
+        assert_eq!(command.value(&["--port"]).map(|v| v.text), Some("8101"));
+        assert_eq!(command.value(&["--name"]), None);
+        let runtime = command.runtime().unwrap();
+        assert!(runtime.shares_network() && runtime.passes_env("HOTBUNK_TREE"));
+        assert_eq!(runtime.env("VLLM_SERVER_DEV_MODE").map(|v| v.text), Some("1"));
+        assert_eq!(runtime.values(&["--name"])[0].text, "A");
+    }
+
+    #[test]
+    fn what_is_no_container_is_not_split() {
+        for words in [&["docker", "ps"][..], &["docker", "run", "--rm", "-e"], &["vllm", "run", "x"], &[]] {
+            assert!(Command::new(&args(words)).runtime().is_none(), "{words:?}");
+        }
+        let other = args(&["podman", "run", "-d", "registry/other:1", "serve", "m"]);
+        assert_eq!(Command::new(&other).program(), Program::Other);
     }
 
     #[test]

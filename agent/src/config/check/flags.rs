@@ -1,14 +1,14 @@
-//! Options of vLLM that do not go with sleeping, as far as the command line shows them.
+//! What an engine's flags and environment must say, and must not, as far as the command line shows them.
 //!
-//! Most are warnings: whether a pair is bad depends on vLLM's version, and the rehearsal at start finds out. The
-//! sentence names what was seen, so that it can be judged. Sources are rows of CONTRACT 4 unless said otherwise.
+//! Errors are what cannot work: a server open to all, a model that nobody serves. Options that do not go with sleeping
+//! are warnings, from the table in [`super::known_bad`]: whether a pair is bad depends on vLLM's release, and the
+//! rehearsal at start finds out.
 
 use std::ops::Range;
 
-use hotbunk_core::tier::Tier;
-
 use super::Checking;
-use super::command::{Command, Program, Value};
+use super::command::{Command, Program, Runtime, Value};
+use super::known_bad::{Line, ROWS, Seen};
 use crate::config::checked::Engine;
 use crate::config::raw::RawEngine;
 use crate::config::reader::list;
@@ -33,19 +33,26 @@ impl<'a> Subject<'a> {
         !self.engine.sleep_tiers.is_empty()
     }
 
-    fn level2(&self) -> bool {
-        self.engine.allows(Tier::Level2)
-    }
-
-    fn value(&self, names: &[&str]) -> Option<Value<'a>> {
-        self.command.value(names)
+    /// A variable that the engine is given: by its own environment, or by the container runtime's flags.
+    fn env(&self, name: &str) -> Option<Value<'a>> {
+        let outside = || {
+            let value = self.raw.env.get()?.get(name)?;
+            Some(Value { text: &value.value, span: &value.span })
+        };
+        match self.command.runtime() {
+            None => outside(),
+            Some(runtime) => runtime.env(name).or_else(|| outside().filter(|_| runtime.passes_env(name))),
+        }
     }
 }
 
 /// Checks one engine's flags and environment.
 pub(super) fn check(checking: &mut Checking<'_>, subject: &Subject<'_>) {
-    allocator(checking, subject);
     if subject.command.program() != Program::Vllm {
+        // A wrapper hides its flags; the environment is in sight all the same, and a simulated engine has none of it.
+        if subject.sleeps() && subject.command.program() != Program::Simulated {
+            known_bad(checking, subject);
+        }
         return;
     }
     listens_inside(checking, subject);
@@ -53,22 +60,6 @@ pub(super) fn check(checking: &mut Checking<'_>, subject: &Subject<'_>) {
     if subject.sleeps() {
         sleep_mode(checking, subject);
         known_bad(checking, subject);
-    }
-}
-
-/// Row 31: expandable segments make a sleep free nothing, or fail an assertion.
-fn allocator(checking: &mut Checking<'_>, subject: &Subject<'_>) {
-    for name in ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"] {
-        let Some(value) = subject.raw.env.get().and_then(|env| env.get(name)) else { continue };
-        if value.value.to_lowercase().replace(' ', "").contains("expandable_segments:true")
-            && subject.sleeps()
-        {
-            let key = format!("{}.env.{name}", subject.path);
-            checking
-                .problems
-                .warning("expandable_segments", &value.span, key, "with expandable segments a sleeping engine keeps its memory")
-                .help("remove expandable_segments: vLLM before 0.21 stops at it, later ones switch it off by themselves");
-        }
     }
 }
 
@@ -84,6 +75,9 @@ fn listens_inside(checking: &mut Checking<'_>, subject: &Subject<'_>) {
                 "with --uds vLLM does not listen on its port",
             )
             .help("drop --uds: the engine is reached at `host` and `port`");
+    } else if let Some(runtime) = subject.command.runtime().filter(|r| !r.shares_network()) {
+        published(checking, subject, runtime);
+        return;
     } else if subject.command.flag(&["--host"]).is_none() {
         let span = command_span(subject);
         checking
@@ -104,6 +98,32 @@ fn listens_inside(checking: &mut Checking<'_>, subject: &Subject<'_>) {
             .problems
             .error("conflict", span, subject.key(), message)
             .help(format!("add \"--port\", \"{}\" to the command", subject.engine.port));
+    }
+}
+
+/// A container with a network of its own must publish its port on loopback, and nowhere else.
+fn published(checking: &mut Checking<'_>, subject: &Subject<'_>, runtime: Runtime<'_>) {
+    let (host, port) = (subject.engine.host, subject.engine.port);
+    let all = runtime.values(&["-p", "--publish"]);
+    let here = |value: &&Value<'_>| {
+        let parts: Vec<&str> = value.text.rsplitn(3, ':').collect();
+        parts.get(1).is_some_and(|outer| *outer == port.to_string())
+    };
+    let help = format!(
+        "use \"--network\", \"host\" with \"--host\", \"{host}\", or publish with \"-p\", \"{host}:{port}:8000\""
+    );
+    match all.iter().find(here) {
+        None => {
+            let message = format!("the container does not publish port {port}");
+            let span = command_span(subject);
+            checking.problems.error("conflict", span, subject.key(), message).help(help);
+        }
+        Some(value) if !value.text.starts_with(&format!("{host}:")) => {
+            let message =
+                "this port is published on every address, and vLLM's control routes are open to all";
+            checking.problems.error("not_loopback", value.span, subject.key(), message).help(help);
+        }
+        Some(_) => {}
     }
 }
 
@@ -138,8 +158,7 @@ fn served_names(checking: &mut Checking<'_>, subject: &Subject<'_>) {
 
 /// Without both settings `/sleep` does not exist, or answers 200 and frees nothing (CONTRACT 1.1).
 fn sleep_mode(checking: &mut Checking<'_>, subject: &Subject<'_>) {
-    let env = subject.raw.env.get().and_then(|env| env.get("VLLM_SERVER_DEV_MODE"));
-    let dev_mode = env.is_some_and(|value| value.value == "1");
+    let dev_mode = subject.env("VLLM_SERVER_DEV_MODE").is_some_and(|value| value.text == "1");
     let enabled = subject
         .command
         .flag(&["--enable-sleep-mode"])
@@ -169,117 +188,30 @@ fn sleep_mode(checking: &mut Checking<'_>, subject: &Subject<'_>) {
     }
 }
 
-/// What is wrong with a pair: flag's names, whether it matters for this value, which levels it spoils, why, what to do.
-struct Pair {
-    names: &'static [&'static str],
-    is_bad: fn(Option<&str>) -> bool,
-    level2_only: bool,
-    why: &'static str,
-    help: &'static str,
-}
-
-fn always(_: Option<&str>) -> bool {
-    true
-}
-
-fn more_than_one(value: Option<&str>) -> bool {
-    value.and_then(|value| value.parse::<u32>().ok()).is_some_and(|n| n > 1)
-}
-
-fn above_zero(value: Option<&str>) -> bool {
-    value.and_then(|value| value.parse::<f64>().ok()).is_some_and(|n| n > 0.0)
-}
-
-const NO_LEVEL2: &str = "use `levels = [\"level1\"]`, or leave the flag out";
-
-const PAIRS: &[Pair] = &[
-    Pair {
-        names: &["--kv-offloading-backend", "--kv-offloading-size"],
-        is_bad: always,
-        level2_only: false,
-        why: "KV offloading does not survive sleeping: the first request after a wake can kill the engine (vLLM #45268)",
-        help: "leave KV offloading out, or use `levels = []`",
-    },
-    Pair {
-        names: &["--kv-transfer-config"],
-        is_bad: |value| value.is_some_and(|value| value.to_lowercase().contains("offload")),
-        level2_only: true,
-        why: "a KV offload tier keeps blocks of the old weights across level 2 (vLLM #57727)",
-        help: NO_LEVEL2,
-    },
-    Pair {
-        names: &["--kv-cache-dtype"],
-        is_bad: |value| value.is_some_and(|value| value.starts_with("fp8")),
-        level2_only: true,
-        why: "an fp8 KV cache loses its scales at level 2 in several releases (vLLM #28783, #41602, #57163)",
-        help: NO_LEVEL2,
-    },
-    Pair {
-        names: &["--enable-lora"],
-        is_bad: always,
-        level2_only: true,
-        why: "level 2 loses LoRA adapters before vLLM 0.28 (vLLM #39934)",
-        help: NO_LEVEL2,
-    },
-    Pair {
-        names: &["--load-format"],
-        is_bad: |value| {
-            value.is_some_and(|value| {
-                ["bitsandbytes", "gguf", "tensorizer", "sharded_state", "runai_streamer_sharded", "dummy"]
-                    .contains(&value)
-            })
-        },
-        level2_only: true,
-        why: "this load format cannot reload weights, which a wake from level 2 needs",
-        help: NO_LEVEL2,
-    },
-    Pair {
-        names: &["--mm-encoder-tp-mode"],
-        is_bad: |value| value == Some("data"),
-        level2_only: false,
-        why: "with the encoder split by data a sleep can leave most of its memory behind (vLLM #47654)",
-        help: "leave the flag out, or watch the residual",
-    },
-    Pair {
-        names: &["--api-server-count", "-asc"],
-        is_bad: more_than_one,
-        level2_only: false,
-        why: "with several API servers pausing works in part of the modes only",
-        help: "use one API server",
-    },
-    Pair {
-        names: &["--data-parallel-size", "-dp"],
-        is_bad: more_than_one,
-        level2_only: false,
-        why: "data-parallel engines deadlock or work late around a sleep before vLLM 0.29 (vLLM #39366, #51476)",
-        help: "use one engine for each replica",
-    },
-    Pair {
-        names: &["--shutdown-timeout"],
-        is_bad: above_zero,
-        level2_only: false,
-        why: "a sleeping engine cannot drain, so its stop takes the whole shutdown timeout",
-        help: "leave the flag out",
-    },
-];
-
+/// What the table says of this command line.
 fn known_bad(checking: &mut Checking<'_>, subject: &Subject<'_>) {
-    for pair in PAIRS {
-        let Some(flag) = subject.command.flag(pair.names) else { continue };
-        let value = subject.value(pair.names).map(|value| value.text);
-        if (pair.level2_only && !subject.level2()) || !(pair.is_bad)(value) {
+    let env = |name: &str| subject.env(name).map(|value| value.text.to_owned());
+    let line = Line { command: subject.command, env: &env, model: &subject.engine.model };
+    for row in ROWS.iter().filter(|row| row.concerns(&subject.engine.sleep_tiers)) {
+        let Some(seen) = row.seen(&line) else { continue };
+        let release = checking.facts.vllm;
+        if release.map_or(seen == Seen::Guess, |release| !row.releases.contain(release)) {
             continue;
         }
-        checking.problems.warning("known_bad_flag", &flag.span, subject.key(), pair.why).help(pair.help);
-    }
-    let speculative = ["--speculative-config", "-sc", "--speculative-model", "--spec-model"];
-    if let Some(flag) = subject.command.flag(&speculative).filter(|_| subject.level2())
-        && subject.command.flag(&["--sleep-preserve-parameter-names"]).is_none()
-    {
-        checking
-                .problems
-                .warning("known_bad_flag", &flag.span, subject.key(), "a wake from level 2 does not reload the draft model, and decoding becomes slow (vLLM #52479)")
-                .help("add \"--sleep-preserve-parameter-names\", \"draft.*\" (vLLM 0.31), or use `levels = [\"level1\"]`");
+        let (span, key) = match &seen {
+            Seen::Word(span) => (span.clone(), subject.key()),
+            Seen::Env(name) => {
+                let span =
+                    subject.env(name).map_or_else(|| command_span(subject).clone(), |v| v.span.clone());
+                (span, format!("{}.env.{name}", subject.path))
+            }
+            Seen::Guess => {
+                let model = subject.raw.model.located().map_or(subject.table, |model| &model.span);
+                (model.clone(), format!("{}.model", subject.path))
+            }
+        };
+        let code = if row.code == "expandable_segments" { row.code } else { "known_bad_flag" };
+        checking.problems.warning(code, &span, key, row.why).help(row.help);
     }
 }
 

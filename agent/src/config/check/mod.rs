@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::checked::Config;
+use super::checked::{Config, Engine};
 use super::diagnostics::Problems;
 use super::places::Facts;
 use super::raw::RawConfig;
@@ -21,10 +21,12 @@ mod device;
 mod engine;
 mod flags;
 mod gateway;
+mod known_bad;
 mod memory;
 mod node;
 mod policy;
 
+pub use known_bad::{Releases, Row as KnownBad, Spoils};
 pub(super) use policy::plan_files;
 
 /// The name of the device without memory readings.
@@ -67,6 +69,26 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
     }
     memory::check(&mut checking, raw, &config);
     (!config.engines.is_empty()).then_some(config)
+}
+
+/// The rows of the table of known-bad options that this engine's command line and environment show, whatever its
+/// release. What only its model's name suggests is among them.
+pub fn known_bad(engine: &Engine) -> Vec<&'static KnownBad> {
+    let words: Vec<Located<String>> =
+        engine.command.iter().map(|word| Located { value: word.clone(), span: 0..0 }).collect();
+    let command = command::Command::new(&words);
+    let env = |name: &str| {
+        let outside = || engine.env.get(name).cloned();
+        match command.runtime() {
+            None => outside(),
+            Some(runtime) => {
+                let inside = runtime.env(name).map(|value| value.text.to_owned());
+                inside.or_else(|| outside().filter(|_| runtime.passes_env(name)))
+            }
+        }
+    };
+    let line = known_bad::Line { command, env: &env, model: &engine.model };
+    known_bad::ROWS.iter().filter(|row| row.seen(&line).is_some()).collect()
 }
 
 /// A name that must be given and not empty; otherwise a report, and a stand-in.

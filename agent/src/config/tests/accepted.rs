@@ -154,6 +154,22 @@ fn a_fingerprint_changes_with_what_needs_a_restart_and_with_nothing_else() {
 }
 
 #[test]
+fn what_an_engine_may_lose_follows_from_the_slack_and_stays_below_it() {
+    let recycle =
+        |text: &str| check(&with("port = 8101\n", text)).map(|(config, _)| config.engines[0].recycle);
+    let default = Recycle { creep_bytes: Some(128 * MIB), sleeps: None };
+    assert_eq!(recycle("port = 8101\n").unwrap(), default);
+    let never = recycle("port = 8101\nrecycle = { creep = \"0B\", sleeps = 2000 }\n").unwrap();
+    assert_eq!(never, Recycle { creep_bytes: None, sleeps: Some(2000) });
+    let refused = recycle("port = 8101\nrecycle = { creep = \"1GiB\", sleeps = 1 }\n").unwrap_err();
+    let said: Vec<&str> = refused.problems().iter().map(|p| p.message.as_str()).collect();
+    assert!(
+        said[0].contains("the device's slack is 256.0 MiB") && said[1].contains("after every start"),
+        "{said:?}"
+    );
+}
+
+#[test]
 fn the_schema_is_the_one_checked_in() {
     let built = serde_json::to_string_pretty(&crate::config::schema::config_schema()).unwrap() + "\n";
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config/hotbunk.schema.json");

@@ -1,6 +1,7 @@
-//! The sampler against the fake NVML through the real wrapper ([`nvml`]) and against ledgers ([`ledger`]).
+//! The sampler against the fake NVML through the real wrapper ([`nvml`], [`mig`]) and against ledgers ([`ledger`]).
 
 mod ledger;
+mod mig;
 mod nvml;
 
 use super::*;

@@ -38,13 +38,16 @@ async fn a_stream_is_waited_for_while_the_other_model_is_asked_for() {
 #[tokio::test]
 async fn a_frozen_stream_goes_on_byte_for_byte_after_the_other_model_has_served() {
     let (node, agent) = pair(|s| eager(s).policy_line("drain = \"freeze\"")).await;
-    let undisturbed = node.engine("A").complete(800).await.unwrap();
-    let mut stream = node.model("A").stream(800).await;
+    let undisturbed = node.engine("A").complete(3000).await.unwrap();
+    let mut stream = node.model("A").stream(3000).await;
     stream.until(5).await;
     node.model("B").complete(5).await.unwrap();
     // Nobody else asks for A: the frozen request is reason enough to wake it.
     assert_eq!(stream.end().await, (undisturbed, "length".to_owned()));
     agent.until_at("A", Tier::Awake).await;
+    let handoffs = agent.entries("operation_accepted", 0).await;
+    let by_gateway = handoffs.iter().filter(|e| e.record["by"] == "gateway").count();
+    assert_eq!(by_gateway, 2, "to B and back, while the stream ran: {handoffs:#?}");
     until_empty(&node).await;
     agent.stop().await;
 }

@@ -11,6 +11,7 @@ use crate::config::checked::{Device, Engine, GIB, Source};
 use crate::config::raw::{RawConfig, RawDevice, RawEngine};
 use crate::config::reader::{Field, Located, Size, list, nearest};
 
+mod container;
 mod said_twice;
 mod settings;
 mod turn;
@@ -142,6 +143,7 @@ impl OneEngine<'_, '_, '_> {
         let api_key = self.api_key(command);
         let sleep_tiers = self.sleep_tiers();
         let rest_tier = self.rest_tier(&sleep_tiers);
+        let recycle = self.recycle(&device_indices, devices);
         let has_evidence = device_indices.iter().all(|&d| devices[d].source != Source::None);
         let name = name.map_or_else(|| self.path.clone(), |name| name.value);
         let engine = Engine {
@@ -176,11 +178,13 @@ impl OneEngine<'_, '_, '_> {
             idle: self.idle(&sleep_tiers),
             max_in_flight: self.count(&raw.max_in_flight, "max_in_flight"),
             restart: self.restart(),
+            recycle,
             log: self.log(),
             op_log: {
                 let key = self.key("op_log");
                 self.checking.path(&raw.op_log, &key)
             },
+            container: self.container(command, &name),
             timeouts: self.timeouts(),
             simulated: command.program() == Program::Simulated,
             sleep_tiers,

@@ -9,11 +9,17 @@ use crate::config::check::missing;
 use crate::config::checked::Secret;
 use crate::config::units::{format_size, parse_size};
 
+/// Whether the command says where on this machine the engine listens: flags of a container with a network of its own
+/// are about that network.
+fn own_network(command: Command<'_>) -> bool {
+    command.is_readable() && command.runtime().is_none_or(|runtime| runtime.shares_network())
+}
+
 impl OneEngine<'_, '_, '_> {
     /// Engines listen on loopback: vLLM's control routes ask nobody for a key (CONTRACT 1.1).
     pub(super) fn host(&mut self, command: Command<'_>) -> IpAddr {
         let default = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        let said = command.is_readable().then(|| command.value(&["--host"])).flatten();
+        let said = own_network(command).then(|| command.value(&["--host"])).flatten();
         let mut host = None;
         if let Some(given) = self.raw.host.located() {
             host = self.loopback(&given.value, &given.span.clone(), "host");
@@ -59,7 +65,7 @@ impl OneEngine<'_, '_, '_> {
 
     pub(super) fn port(&mut self, command: Command<'_>) -> u16 {
         let raw = self.raw;
-        let said = command.is_readable().then(|| command.value(&["--port"])).flatten();
+        let said = own_network(command).then(|| command.value(&["--port"])).flatten();
         let read = said.and_then(|said| said.text.parse::<u16>().ok().filter(|port| *port != 0));
         if let (Some(said), None) = (said, read) {
             let key = self.key("command");

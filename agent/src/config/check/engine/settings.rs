@@ -1,4 +1,4 @@
-//! What only the keys say: command and environment as such, tiers, restarts, logs, time-outs.
+//! What only the keys say: command and environment as such, tiers, restarts, recycling, logs, time-outs.
 
 use std::time::Duration;
 
@@ -7,9 +7,10 @@ use hotbunk_core::tier::Tier;
 use super::{OneEngine, size};
 use crate::config::check::command::{Command, Program};
 use crate::config::check::missing;
-use crate::config::checked::{LogFiles, MIB, Restart, Timeouts};
-use crate::config::raw::{RawLog, RawRestart, RawTimeouts};
+use crate::config::checked::{Device, LogFiles, MIB, Recycle, Restart, Timeouts};
+use crate::config::raw::{RawLog, RawRecycle, RawRestart, RawTimeouts};
 use crate::config::reader::{Field, Located, Span};
+use crate::config::units::show_size;
 
 impl OneEngine<'_, '_, '_> {
     pub(super) fn command(&mut self, args: &[Located<String>]) {
@@ -168,6 +169,39 @@ impl OneEngine<'_, '_, '_> {
                 .help("raise `max` or lower `initial`");
         }
         restart
+    }
+
+    pub(super) fn recycle(&mut self, on: &[usize], devices: &[Device]) -> Recycle {
+        let none = RawRecycle::default();
+        let raw = self.raw.recycle.get().unwrap_or(&none);
+        let slack = on.iter().filter_map(|&d| devices.get(d)).map(|d| d.slack_bytes).min().unwrap_or(0);
+        if let Some(given) = raw.creep.located().filter(|given| given.value.0 > slack) {
+            let key = self.key("recycle.creep");
+            let message = format!(
+                "a sleep that leaves so much counts as failed: the device's slack is {}",
+                show_size(slack)
+            );
+            self.checking
+                .problems
+                .error("out_of_range", &given.span, key, message)
+                .help("stay below the slack, half of it for instance, or raise the device's `slack`");
+        }
+        if let Some(few) = raw.sleeps.located().filter(|sleeps| sleeps.value < 2) {
+            let key = self.key("recycle.sleeps");
+            self.checking
+                .problems
+                .error(
+                    "out_of_range",
+                    &few.span,
+                    key,
+                    "it would be started anew after every start: it is put to sleep once when it comes up",
+                )
+                .help("some hundreds, or leave it out for no limit");
+        }
+        Recycle {
+            creep_bytes: Some(size(&raw.creep).unwrap_or(slack / 2)).filter(|bytes| *bytes > 0),
+            sleeps: raw.sleeps.get().copied(),
+        }
     }
 
     pub(super) fn log(&mut self) -> LogFiles {

@@ -1,15 +1,20 @@
 //! `doctor`: what the agent finds when it looks around, and what to do about it.
+//!
+//! Findings come in this order: the configuration; devices and host memory; of each engine its program, its port, what
+//! was detected of its vLLM, the calls that follow from that, and its options against the table of known-bad ones; at
+//! last each switch that could be asked for, with its way back. Nothing is changed by looking.
+
+mod engine;
+mod handoffs;
 
 use crate::config::{Config, Facts, Severity};
 use crate::device::Health;
 use crate::effects::Hands;
-use crate::process::{Ownership, port_belongs_to};
+use crate::process::{EngineProcess, Ownership, port_belongs_to};
 use crate::switcher::Handle;
 use hotbunk_api::doctor::{DoctorCheck, DoctorReport, DoctorVerdict};
-use hotbunk_core::ids::DeviceId;
+use hotbunk_core::ids::{DeviceId, EngineId};
 use hotbunk_core::ledger::{self, human};
-use hotbunk_core::plan::{self, Ask};
-use hotbunk_core::program::Step;
 use hotbunk_core::state::Node;
 use hotbunk_core::tier::Tier;
 use std::path::{Path, PathBuf};
@@ -18,17 +23,22 @@ use std::path::{Path, PathBuf};
 pub async fn examine(config: &Config, switcher: &Handle, hands: &Hands) -> DoctorReport {
     let node = switcher.node();
     let mut checks = vec![configuration(config)];
-    checks.extend((0..node.devices.len()).map(|at| device(&node, hands, at)));
+    for at in 0..node.devices.len() {
+        checks.push(device(&node, hands, at));
+        checks.extend(processes(&node, hands, at).await);
+    }
     checks.push(host_memory(&node, hands));
     for id in node.ids() {
         let slot = hands.slot(id);
         checks.push(program(&slot.config.name, &slot.config.command));
-        checks.push(port(&slot.config.name, slot.config.port, slot.process().map(|p| p.pids())));
-        checks.push(engine(&node, hands, id));
+        checks.push(port(&slot.config.name, slot.config.port, slot.process()));
+        let facts = slot.facts();
+        let e = node.engine(id);
+        checks.push(engine::detected(e, facts.version.as_deref(), facts.detected));
+        checks.extend(engine::calls(e));
+        checks.extend(engine::options(&slot.config, e.capabilities.map(|caps| caps.version)));
     }
-    for to in node.ids() {
-        checks.extend(handoff(&node, to));
-    }
+    checks.extend(handoffs::all(&node));
     DoctorReport { checks }
 }
 
@@ -54,7 +64,7 @@ fn configuration(config: &Config) -> DoctorCheck {
 }
 
 fn device(node: &Node, hands: &Hands, at: usize) -> DoctorCheck {
-    let id = DeviceId(u16::try_from(at).unwrap_or(u16::MAX));
+    let id = device_id(at);
     let name = format!("device {}", node.device(id).spec.name);
     let model = hands.sampler.info(id).map_or("unknown".to_owned(), |i| format!("{} {}", i.model, i.uuid));
     let used = hands.sampler.latest(id).map_or("unknown".to_owned(), |r| human(r.used));
@@ -75,6 +85,54 @@ fn device(node: &Node, hands: &Hands, at: usize) -> DoctorCheck {
             ..check(name, DoctorVerdict::Error, health.to_string())
         },
     }
+}
+
+/// The processes on a device as the driver lists them, in pid order: `4711 (A) 597 MiB, 4712 (nobody of ours) 12 MiB`.
+async fn processes(node: &Node, hands: &Hands, at: usize) -> Option<DoctorCheck> {
+    let id = device_id(at);
+    if hands.sampler.health(id) == Health::NotWatched {
+        return None;
+    }
+    let name = format!("device {}: processes", node.device(id).spec.name);
+    let listed = hands.sampler.read_now(id).await.ok().and_then(|reading| reading.processes);
+    let Some(listed) = listed else {
+        return Some(DoctorCheck {
+            help: Some("handoffs are verified by device-wide bytes alone".to_owned()),
+            ..check(name, DoctorVerdict::Skipped, "the driver does not list them")
+        });
+    };
+    let owner = |pid: u32| {
+        let owns = |id: &EngineId| hands.slot(*id).process().is_some_and(|p| p.pids().contains(&pid));
+        node.ids().find(owns).map_or("nobody of ours", |id| node.engine(id).spec.name.as_str())
+    };
+    let mut listed: Vec<_> = listed.iter().collect();
+    listed.sort_by_key(|process| process.pid);
+    let words: Vec<String> = listed
+        .iter()
+        .map(|process| {
+            let bytes = process.bytes.map_or("unknown".to_owned(), |b| format!("{} MiB", b >> 20));
+            format!("{} ({}) {bytes}", process.pid, owner(process.pid))
+        })
+        .collect();
+    let ours = node.ids().any(|id| hands.slot(id).process().is_some());
+    let known = listed.iter().any(|process| owner(process.pid) != "nobody of ours");
+    let found = if words.is_empty() { "none".to_owned() } else { words.join(", ") };
+    if ours && !known {
+        // A container with process ids of its own sees the host's numbers, or none.
+        return Some(DoctorCheck {
+            help: Some(
+                "no listed process is an engine's: in a container run the agent with the host's process ids (--pid \
+                 host); until then engines' own bytes are unknown"
+                    .to_owned(),
+            ),
+            ..check(name, DoctorVerdict::Warning, found)
+        });
+    }
+    Some(check(name, DoctorVerdict::Ok, found))
+}
+
+fn device_id(at: usize) -> DeviceId {
+    DeviceId(u16::try_from(at).unwrap_or(u16::MAX))
 }
 
 fn host_memory(node: &Node, hands: &Hands) -> DoctorCheck {
@@ -121,9 +179,13 @@ fn find_program(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|p| p.is_file())
 }
 
-fn port(engine: &str, port: u16, pids: Option<Vec<u32>>) -> DoctorCheck {
+fn port(engine: &str, port: u16, process: Option<EngineProcess>) -> DoctorCheck {
     let name = format!("engine {engine}: port {port}");
-    match (port_belongs_to(port, pids.as_deref().unwrap_or_default()), pids.is_some()) {
+    if let Some(why) = process.as_ref().and_then(EngineProcess::not_contained) {
+        return check(name, DoctorVerdict::Warning, format!("its container was not found: {why}"));
+    }
+    let owner = process.as_ref().map_or_else(|| port_belongs_to(port, &[]), |p| p.owns_port(port));
+    match (owner, process.is_some()) {
         (Ownership::Ours, _) => check(name, DoctorVerdict::Ok, "its own process listens"),
         (Ownership::NobodyListens, false) => check(name, DoctorVerdict::Ok, "free"),
         (Ownership::NobodyListens, true) => {
@@ -139,74 +201,4 @@ fn port(engine: &str, port: u16, pids: Option<Vec<u32>>) -> DoctorCheck {
         },
         (Ownership::Unknown { why }, _) => check(name, DoctorVerdict::Skipped, why),
     }
-}
-
-fn engine(node: &Node, hands: &Hands, id: hotbunk_core::ids::EngineId) -> DoctorCheck {
-    let e = node.engine(id);
-    let name = format!("engine {}: vLLM", e.spec.name);
-    let Some(caps) = e.capabilities else {
-        return check(name, DoctorVerdict::Skipped, format!("not running ({})", e.condition_word()));
-    };
-    let version = hands.slot(id).facts().version.unwrap_or_else(|| caps.version.to_string());
-    let can = [
-        ("level 1", caps.can_level1()),
-        ("level 2", caps.can_level2()),
-        ("parking", caps.can_park() && !e.cannot_park),
-        ("freezing requests", caps.can_freeze_into_level1()),
-        ("retry after a failed sleep", caps.is_retry_safe()),
-    ];
-    let list = |wanted: bool| {
-        let words: Vec<&str> = can.iter().filter(|(_, can)| *can == wanted).map(|(word, _)| *word).collect();
-        if words.is_empty() { "nothing".to_owned() } else { words.join(", ") }
-    };
-    let found = format!("{version}, {} workers; can: {}; cannot: {}", caps.workers, list(true), list(false));
-    if e.restart_only {
-        let help = Some(
-            "its rehearsal failed; see the journal, mend the cause, then `ctl reset` and restart it"
-                .to_owned(),
-        );
-        return DoctorCheck {
-            help,
-            ..check(name, DoctorVerdict::Error, format!("{found}; switched by restart only"))
-        };
-    }
-    if !caps.can_level1() {
-        let help = Some("start it with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1".to_owned());
-        return DoctorCheck {
-            help,
-            ..check(name, DoctorVerdict::Error, format!("{found}; no sleep routes"))
-        };
-    }
-    check(name, DoctorVerdict::Ok, found)
-}
-
-/// What a switch to an engine would do now, and whether something would make it faster.
-fn handoff(node: &Node, to: hotbunk_core::ids::EngineId) -> Option<DoctorCheck> {
-    let e = node.engine(to);
-    if e.is_serving() {
-        return None;
-    }
-    let name = format!("switch to {}", e.spec.name);
-    let ask = Ask {
-        to,
-        strategy: node.policy.strategy,
-        leave: node.policy.leave,
-        drain: node.policy.drain,
-        spare_pinned: false,
-    };
-    Some(match plan::choose(node, &ask) {
-        Err(refusal) => check(name, DoctorVerdict::Warning, refusal.to_string()),
-        Ok(chosen) => {
-            let steps: Vec<String> = chosen.steps.iter().map(|s: &Step| s.sentence(node)).collect();
-            let found = format!(
-                "{}; first token in about {:.2} s",
-                steps.join(", then "),
-                chosen.first_token.as_secs_f64()
-            );
-            let faster = plan::faster(node, &ask, chosen.first_token);
-            let help = (!faster.is_empty())
-                .then(|| format!("`ctl explain {}` says what would make it faster", e.spec.name));
-            DoctorCheck { help, ..check(name, DoctorVerdict::Ok, found) }
-        }
-    })
 }
