@@ -161,11 +161,15 @@ impl Node {
             self.max_awake,
         );
         let listen = self.gateway.map_or_else(|| "none".to_owned(), |address| address.to_string());
-        write!(text, "
+        write!(
+            text,
+            "
 [gateway]
 listen = {listen:?}
 {}
-", self.tenants)?;
+",
+            self.tenants
+        )?;
         for engine in &self.engines {
             let (weights, utilization) = if engine.role == "A" { (28, "0.80") } else { (4, "0.25") };
             let mut words = engine.before.clone();
