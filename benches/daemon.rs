@@ -161,15 +161,7 @@ impl Node {
             self.max_awake,
         );
         let listen = self.gateway.map_or_else(|| "none".to_owned(), |address| address.to_string());
-        write!(
-            text,
-            "
-[gateway]
-listen = {listen:?}
-{}
-",
-            self.tenants
-        )?;
+        write!(text, "\n[gateway]\nlisten = {listen:?}\n{}\n", self.tenants)?;
         for engine in &self.engines {
             let (weights, utilization) = if engine.role == "A" { (28, "0.80") } else { (4, "0.25") };
             let mut words = engine.before.clone();
