@@ -164,7 +164,7 @@ async fn sigterm(server: Arc<Server>) {
 async fn sigterm_asleep(server: Arc<Server>) {
     server.ok("/sleep?level=1").await;
     let queued = blocking(&server);
-    tokio::time::sleep(std::time::Duration::from_millis(700)).await;
+    server.settle().await;
     server.signal(server.pid(), Signal::TERM);
     let reply = queued.await.expect("an end");
     assert!(reply.is_none_or(|r| r.status == 500 || aborted(&r)));
@@ -197,8 +197,8 @@ async fn kill_api(server: Arc<Server>) {
     server.signal(server.pid(), Signal::KILL);
     server.ended().await;
     assert_eq!(server.http.try_get("/health").await, None);
-    // For ever cannot be shown; longer than any death of theirs takes can.
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    // For ever cannot be shown; some time can.
+    server.settle().await;
     server.process(CORE);
     server.process(WORKER);
     assert!(server.is_all_awake(), "they hold the device");
@@ -212,7 +212,7 @@ async fn kept_alive(server: Arc<Server>) {
     let reply = server.http.post_json("/v1/completions", &Server::body(3)).await;
     assert_eq!(reply.status, 500, "{}", reply.text);
     assert_eq!(server.http.post("/sleep?level=1").await.status, 500);
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    server.settle().await;
     assert_eq!(server.http.try_get("/health").await, Some(503));
     server.signal(server.pid(), Signal::TERM);
     died(&server).await;

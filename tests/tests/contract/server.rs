@@ -100,6 +100,16 @@ impl Server {
         }
     }
 
+    /// Time for what has been sent to have reached the engine. Nothing that can be asked tells of a request that is
+    /// queued in a sleeping engine, nor of tokens that are on their way.
+    pub(crate) async fn settle(&self) {
+        let time = match self.kind {
+            Kind::Simulated => Duration::from_millis(200),
+            Kind::Real => Duration::from_millis(700),
+        };
+        tokio::time::sleep(time).await;
+    }
+
     /// Waits until it is healthy.
     pub(crate) async fn ready(&self) {
         let deadline = Instant::now() + Duration::from_secs(900);
