@@ -3,8 +3,8 @@
 //! ```text
 //!   configuration (checked before anything is bound or started)
 //!     └─ directories, journal (its lock keeps a second agent away), addresses of /metrics and of the gateway
-//!          └─ what a former agent left: proven ours, stopped, said
-//!               └─ device and host samplers ─ switcher ─ gateway ─ cycles ─ schedule
+//!          └─ what a former agent left: what cannot be taken over is stopped, and said
+//!               └─ device and host samplers ─ the rest is taken over ─ switcher ─ gateway ─ cycles ─ schedule
 //!                    └─ control socket, and both are served
 //!                         └─ engines start
 //! ```
@@ -12,11 +12,12 @@
 //! Shutdown goes the other way: no new work, what runs is finished, engines are stopped by their grace (clients are told
 //! what becomes of their requests), then the gateway and the listeners close.
 
+use crate::adopt;
 use crate::backend::Backend;
 use crate::clock;
-use crate::config::{self, Config};
+use crate::config::{self, Config, OnStop};
 use crate::control::{self, Allow, EventLog, Socket};
-use crate::cycle::{Cycles, Parts};
+use crate::cycle::{Cycles, Parts, Shown};
 use crate::device::{self, Sampler, Timing};
 use crate::effects::{EngineSlot, Hands, chain};
 use crate::events::{Context, Incident, Recorder};
@@ -26,7 +27,7 @@ use crate::host::{HostMemory, HostSampler};
 use crate::journal::record::Record;
 use crate::journal::{self, Journal};
 use crate::metrics::{self, Metrics};
-use crate::process::{self, Shims};
+use crate::process::Shims;
 use crate::schedule;
 use crate::status;
 use crate::switcher::{Admission, Board, Handle, Input, Order, Switcher, spec};
@@ -82,11 +83,12 @@ pub struct App {
 }
 
 impl App {
-    /// Builds and starts everything; engines begin to start when it returns.
+    /// Builds and starts everything; engines begin to start when it returns. Once `hurry` comes, what has to be stopped
+    /// meanwhile gets no grace any more.
     ///
     /// # Errors
     /// What keeps the agent from running at all, with what to do. Engines that cannot start are no such thing.
-    pub async fn start(config: Config, engines: Engines) -> anyhow::Result<App> {
+    pub async fn start(config: Config, begin: Begin, hurry: impl Future<Output = ()>) -> anyhow::Result<App> {
         let config = Arc::new(config);
         for dir in [&config.node.state_dir, &config.node.runtime_dir] {
             private_dir(dir)?;
@@ -106,7 +108,8 @@ impl App {
             pid: std::process::id(),
             boot_id: opened.boot_id.clone(),
         };
-        recorder.record_one(&Context::none(), started).await.context("the journal cannot be written")?;
+        // A journal that cannot be written has said so; engines that serve must not want for an agent because of it.
+        drop(recorder.record_one(&Context::none(), started).await);
         if let Some(incident) = Incident::of_open(&opened) {
             drop(recorder.record_one(&Context::none(), incident).await);
         }
@@ -121,7 +124,8 @@ impl App {
             None => None,
             Some(address) => Some(Sockets::bind(Listen::Address(address), proxy::threads(&config.gateway))?),
         };
-        stop_predecessors(&config, &recorder).await?;
+        let left = adopt::look(&config, &recorder, begin.former == Former::TakeOver, hurry).await?;
+        let left_alone = left.left_alone.clone();
 
         let sampler = devices(&config).await?;
         let memory = |name: &str| {
@@ -145,6 +149,7 @@ impl App {
             })
             .collect();
         remember_footprints(&mut node, &slots, &recorder).await;
+        let taken = adopt::take_over(&mut node, &slots, left, &sampler, &recorder).await;
 
         let (inputs, received) = mpsc::unbounded_channel();
         let trees = slots.clone();
@@ -158,11 +163,30 @@ impl App {
         };
         let hub = Hub::new(&config, metrics.clone());
         let tell = inputs.clone();
-        let hands =
-            Arc::new(Hands { engines: slots, sampler, host, shims, hub: Arc::clone(&hub), recorder, inputs });
+        let hands = Arc::new(Hands {
+            engines: slots,
+            sampler,
+            host,
+            shims,
+            hub: Arc::clone(&hub),
+            recorder,
+            left_alone,
+            inputs,
+        });
+        for a in &taken.adoption.engines {
+            let slot = hands.slot(a.engine);
+            if let Some(process) = slot.process() {
+                let life = a.kept.as_ref().map_or(1, |kept| kept.life);
+                hands.watch(slot, a.engine, life, &process);
+            }
+        }
         let board = Board::new(Arc::clone(&events));
         let (switcher, handle) =
             Switcher::new(node, Arc::clone(&hands), received, board, config.node.reconcile_interval);
+        let needs_journal = config.journal.on_failure == config::OnFailure::RefuseSwitching;
+        let switcher = switcher.needing_the_journal(needs_journal);
+        // Before anything else reaches it.
+        handle.take(taken);
         hub.attach(Link {
             // An error means that the switcher has ended.
             tell: Box::new(move |event| drop(tell.send(Input::Event(event)))),
@@ -172,6 +196,9 @@ impl App {
         let start = |sockets| Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub));
         let gateway = clients.map(start).transpose()?;
         let gateway_address = gateway.as_ref().map(Gateway::address);
+        if let Some(address) = gateway_address {
+            hub.listens_on(address);
+        }
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
         let mut tasks = sample_tasks(&hands);
@@ -201,7 +228,7 @@ impl App {
         tasks.push(tokio::spawn(serve_control(socket, backend, stopping.clone())));
         tasks.extend(schedule::tasks(&config, &cycles, &handle));
 
-        let awake = match engines {
+        let awake = match begin.engines {
             Engines::Start => {
                 handle.tell(Event::Boot { awake: awake_at_start(&config) });
                 config.policy.awake_at_start.first().copied()
@@ -235,10 +262,16 @@ impl App {
 
     /// Ends what runs, stops every engine by its grace, and closes. What is not over by the configured limit, or when
     /// `hurry` comes, is killed.
-    pub async fn shutdown(self, reason: &str, hurry: impl Future<Output = ()>) {
+    ///
+    /// Engines that are left go on serving; what is under way is waited for within the same limit, and is otherwise the
+    /// next agent's to finish, as after a crash.
+    pub async fn shutdown(self, reason: &str, engines: OnStop, hurry: impl Future<Output = ()>) {
         self.events.publish(clock::epoch(), Happening::Stopping { reason: reason.to_owned() });
-        self.switcher.tell(Event::Close);
         let run = self.cycles.give_up();
+        if engines == OnStop::Leave {
+            return self.leave(reason, run, hurry).await;
+        }
+        self.switcher.tell(Event::Close);
         let orderly = async {
             self.stop_engines().await;
             // Its end stands in the journal before the agent's.
@@ -258,6 +291,29 @@ impl App {
                 tracing::error!(engine = slot.config.name, left = ended.left, "processes could not be ended");
             }
         }
+        self.close(reason).await;
+    }
+
+    /// Goes, and leaves the engines where they are.
+    async fn leave(self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
+        let orderly = async {
+            if let Some(run) = run {
+                run.over().await;
+            }
+            let mut nodes = self.switcher.watch();
+            // An error means that the switcher has ended.
+            drop(nodes.wait_for(|node| node.operations.is_empty() && node.queue.is_empty()).await);
+        };
+        let limit = tokio::time::sleep(self.config.node.shutdown_grace);
+        tokio::select! {
+            () = orderly => {}
+            () = limit => tracing::warn!("not everything ended in time; the next agent goes on with it"),
+            () = hurry => tracing::warn!("told to hurry; the next agent goes on with what is under way"),
+        }
+        self.close(&format!("{reason}, engines left running")).await;
+    }
+
+    async fn close(self, reason: &str) {
         // Whoever was waiting or being answered has been told by now.
         if let Some(gateway) = self.gateway {
             gateway.stop().await;
@@ -313,6 +369,24 @@ impl App {
     }
 }
 
+/// How to begin.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Begin {
+    /// Whether engines start.
+    pub engines: Engines,
+    /// What becomes of those that run.
+    pub former: Former,
+}
+
+/// What becomes of what a former agent left.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Former {
+    /// It is taken over.
+    TakeOver,
+    /// It is stopped.
+    Stop,
+}
+
 /// Whether the engines start with the agent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Engines {
@@ -336,31 +410,6 @@ fn private_dir(dir: &std::path::Path) -> anyhow::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir).with_context(|| {
         format!("{} cannot be made; create it, or name another in the configuration", dir.display())
     })
-}
-
-/// Until engines are re-adopted, those of a former agent are stopped: proven ours, and said.
-async fn stop_predecessors(config: &Config, recorder: &Recorder) -> anyhow::Result<()> {
-    let scan = process::find_predecessors(&config.node.state_dir)?;
-    for left in &scan.left_alone {
-        tracing::warn!(record = %left.path.display(), pids = ?left.pids, why = left.why, "left alone");
-    }
-    for predecessor in &scan.predecessors {
-        let engine = predecessor.engine().to_owned();
-        let pid = predecessor.incarnation().map_or(predecessor.state.shim.pid, |i| i.pid);
-        let grace = config
-            .engines
-            .iter()
-            .find(|e| e.name == engine)
-            .map_or(Duration::from_secs(10), |e| e.stop_grace);
-        let report = process::stop_tree(predecessor, grace).await?;
-        if !report.left.is_empty() {
-            bail!(
-                "engine {engine} of a former agent (pid {pid}) cannot be ended; end it by hand, then start the agent again"
-            );
-        }
-        drop(recorder.record_one(&Context::none(), Incident::PredecessorStopped { engine, pid }).await);
-    }
-    Ok(())
 }
 
 async fn devices(config: &Config) -> anyhow::Result<Sampler> {

@@ -2,6 +2,14 @@
 
 use hotbunk_core::time::Moment;
 use rustix::time::{ClockId, clock_gettime};
+use std::sync::OnceLock;
+
+static BEGAN: OnceLock<Moment> = OnceLock::new();
+
+/// When this process began; the first call says so.
+pub fn began() -> Moment {
+    *BEGAN.get_or_init(now)
+}
 
 /// Now, on `CLOCK_MONOTONIC`: the same clock that engines log their operations by.
 pub fn now() -> Moment {

@@ -3,6 +3,7 @@
 //! Read [`app`] first: it builds every part in order. The decisions are in the crate `hotbunk_core`; [`switcher`] owns
 //! the state and asks it, [`effects`] does what it says, [`journal`] keeps what happened, [`report`] computes from that.
 
+pub mod adopt;
 pub mod app;
 pub mod backend;
 pub mod cli;

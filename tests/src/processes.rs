@@ -61,3 +61,15 @@ pub fn signal(pid: u32, signal: Signal) {
 pub fn kill(pid: u32) {
     signal(pid, Signal::KILL);
 }
+
+/// Living processes of a session, by pid.
+pub(crate) fn in_session(session: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let of = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // STATE PPID PGRP SESSION …
+        stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(3)?.parse::<u32>().ok()
+    };
+    pids.filter(|pid| of(pid) == Some(session)).collect()
+}

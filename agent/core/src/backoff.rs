@@ -4,6 +4,7 @@
 //! within the window end in `failed`, which only an operator's reset leaves.
 
 use crate::time::Moment;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Restart budget of one engine.
@@ -40,7 +41,7 @@ pub enum Verdict {
 }
 
 /// Crashes of one engine, within the window.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Crashes(Vec<Moment>);
 
 impl Crashes {

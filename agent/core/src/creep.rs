@@ -17,6 +17,7 @@ use crate::ids::EngineId;
 use crate::ledger;
 use crate::state::{Condition, Node};
 use crate::tier::Tier;
+use serde::{Deserialize, Serialize};
 
 /// When an engine is started anew for what it has lost. Nothing set: never.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -41,7 +42,7 @@ pub enum Due {
 pub const IDLE_SURVEYS: u8 = 3;
 
 /// What one life of an engine has left behind.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Creep {
     /// What was left the first time, by tier.
     first: [Option<u64>; 5],

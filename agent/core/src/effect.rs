@@ -1,5 +1,6 @@
 //! What the core wants done, and how it may turn out.
 
+use crate::adopt::Then;
 use crate::call::{Call, CallOutcome, SleepingAnswer};
 use crate::capability::Capabilities;
 use crate::event::{By, Request};
@@ -8,10 +9,11 @@ use crate::program::{Failure, Step};
 use crate::spec::{DrainPolicy, Order, Strategy};
 use crate::tier::Tier;
 use crate::time::Moment;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Names one action, so that its reply can be told from a late one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Ticket(pub u64);
 
 /// One thing to be done at the edge; it always comes back as [`crate::event::Event::Done`].
@@ -127,7 +129,7 @@ pub struct Bound {
 }
 
 /// What a probe must show.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum ProbeKind {
     /// A first token, after a start: there is no canary yet.
     FirstToken,
@@ -325,6 +327,21 @@ pub enum Note {
         accepted: Moment,
         /// The incoming engine's verified first token.
         first_token: Option<Moment>,
+    },
+    /// An operation that a former agent began goes on.
+    Resumed {
+        /// Number.
+        id: OperationId,
+        /// What was asked.
+        request: Request,
+        /// By whom.
+        by: By,
+        /// The step that it was in.
+        step: Option<Step>,
+        /// What becomes of that step.
+        then: Then,
+        /// Why.
+        because: &'static str,
     },
     /// A cancellation came too late, or for nothing.
     NotCancelled {

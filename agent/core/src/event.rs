@@ -1,5 +1,6 @@
 //! What can happen to a node.
 
+use crate::adopt::Adoption;
 use crate::call::SleepingAnswer;
 use crate::demand::Demand;
 use crate::effect::{StepResult, Ticket};
@@ -7,10 +8,11 @@ use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::spec::{DrainPolicy, Strategy};
 use crate::tier::Tier;
 use crate::time::Moment;
+use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
 /// Who asked for something.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum By {
     /// A person or a program, over the control API.
     Operator,
@@ -35,7 +37,7 @@ impl By {
 }
 
 /// How running requests are treated, where the command says so.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct Drain {
     /// Policy; the node's default where it is `None`.
     pub policy: Option<DrainPolicy>,
@@ -44,7 +46,7 @@ pub struct Drain {
 }
 
 /// What can be asked of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Request {
     /// Make this the engine that serves.
     Switch {
@@ -158,9 +160,22 @@ pub struct Survey {
     pub device_bytes: Option<u64>,
 }
 
+/// How an engine is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Use {
+    /// Engine.
+    pub engine: EngineId,
+    /// Requests that are with it now.
+    pub in_flight: u32,
+    /// When the last inference ended; where some run, when the last of them began.
+    pub at: Moment,
+}
+
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
+    /// What a former agent left, all of it at once; before anything else, and before [`Event::Boot`].
+    Adopted(Box<Adoption>),
     /// The agent is up: start what should be started, leaving this engine awake.
     Boot {
         /// Engine to be left awake.
@@ -226,7 +241,7 @@ pub enum Event {
         /// What is held for it now.
         demand: Demand,
     },
-    /// How an engine is used: told before each [`Event::Tick`], and when it falls idle while something is held.
+    /// How an engine is used: it has fallen idle while something is held.
     Used {
         /// Engine.
         engine: EngineId,
@@ -235,8 +250,18 @@ pub enum Event {
         /// When the last inference ended; where some run, when the last of them began.
         at: Moment,
     },
+    /// The journal cannot be written, and the configuration wants nothing switched without it; `None`: it can again.
+    JournalLost(Option<String>),
+    /// The same of every engine of which something is new; told before each other event, so that turns and idle ladders
+    /// are decided on what is so of all engines at once.
+    Uses(Vec<Use>),
     /// Time passed: back-offs may have ended, turns and idle ladders may be due, and it is time to survey.
     Tick,
+    /// A cycle run has begun or ended. As long as one runs, what it measures is its own: no turn comes, no ladder falls.
+    Cycle {
+        /// Whether one runs.
+        runs: bool,
+    },
     /// Take no new work; the shell stops the engines through commands and ends.
     Close,
 }

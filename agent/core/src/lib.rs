@@ -5,6 +5,7 @@
 //! elsewhere. Start reading at [`state`] (what a node is), then [`program`] (what an operation is made of), then
 //! [`step`] (how it goes on), [`recover`] (when it does not) and [`plan`] (which one is chosen).
 
+pub mod adopt;
 pub mod backoff;
 pub mod bucket;
 pub mod call;
@@ -13,9 +14,11 @@ pub mod creep;
 pub mod demand;
 pub mod effect;
 pub mod event;
+pub mod fairness;
 pub mod hold;
 pub mod ids;
 pub mod invariants;
+pub mod ladder;
 pub mod ledger;
 pub mod plan;
 pub mod program;

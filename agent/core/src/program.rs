@@ -16,11 +16,12 @@ use crate::effect::{Incident, ProbeKind};
 use crate::ids::EngineId;
 use crate::state::Node;
 use crate::tier::Tier;
+use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::time::Duration;
 
 /// One step of an operation.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Step {
     // Legs.
     /// Down the ladder.
@@ -237,7 +238,7 @@ fn call_sentence(call: &Call) -> String {
 }
 
 /// Why a step, and with it perhaps its operation, did not go as planned.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Cause {
     /// Requests were still running at the deadline.
     DrainDeadline,
@@ -280,6 +281,31 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Whether it is the engine that did not do what was asked of it, and not what was around it.
+    pub fn is_of_the_engine(self) -> bool {
+        match self {
+            Cause::CallRefused
+            | Cause::CallUnanswered
+            | Cause::NotAsleep
+            | Cause::NotAwake
+            | Cause::ReleaseIncomplete
+            | Cause::ResidenceMissing
+            | Cause::ProbeFailed
+            | Cause::CanaryMismatch
+            | Cause::SpawnFailed
+            | Cause::NotReady
+            | Cause::WarmUpFailed
+            | Cause::Leftovers
+            | Cause::Gone => true,
+            Cause::DrainDeadline
+            | Cause::DrainImpossible
+            | Cause::NoRoom
+            | Cause::NoEvidence
+            | Cause::Cancelled
+            | Cause::WrongTier => false,
+        }
+    }
+
     /// Stable word for the API and the journal.
     pub fn code(self) -> &'static str {
         match self {
@@ -307,7 +333,7 @@ impl Cause {
 }
 
 /// A cause with its engine and details.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Failure {
     /// Kind.
     pub cause: Cause,

@@ -53,6 +53,7 @@ enum Command {
 
 /// Parses the command line and does what it says.
 pub fn main() -> ExitCode {
+    let _ = crate::clock::began();
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => {

@@ -1,8 +1,8 @@
 //! `hotbunk-agent run`: the daemon.
 
 use super::{check, say};
-use crate::app::{App, Engines};
-use crate::config::{self, Config, DEFAULT_CONFIG, Facts, LogFormat};
+use crate::app::{App, Begin, Engines, Former};
+use crate::config::{self, Config, DEFAULT_CONFIG, Facts, LogFormat, OnStop};
 use clap::Args;
 use hotbunk_api::error::ExitCode as Code;
 use std::io::IsTerminal;
@@ -76,7 +76,11 @@ async fn daemon(config: Config, engines: Engines) -> ExitCode {
             return Code::Failed.into();
         }
     };
-    let app = match App::start(config, engines).await {
+    let on_stop = config.node.on_stop;
+    // Told to stop while what cannot be taken over is being stopped: that is hurried up, and then everything ends.
+    let mut told = None;
+    let begin = Begin { engines, former: Former::TakeOver };
+    let app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
         Ok(app) => app,
         Err(error) => {
             say(&format!("error: {error:#}"));
@@ -85,10 +89,17 @@ async fn daemon(config: Config, engines: Engines) -> ExitCode {
     };
     drop(sd_notify::notify(&[sd_notify::NotifyState::Ready]));
     let watchdog = tokio::spawn(watchdog(app.switcher.clone()));
-    let reason = signals.next().await;
+    let reason = match told {
+        Some(reason) => reason,
+        None => signals.next().await,
+    };
     drop(sd_notify::notify(&[sd_notify::NotifyState::Stopping]));
-    say(&format!("{reason}: stopping all engines (again to kill them)"));
-    app.shutdown(reason, async {
+    let engines = if reason == LEAVE { OnStop::Leave } else { on_stop };
+    match engines {
+        OnStop::Stop => say(&format!("{reason}: stopping all engines (again to kill them)")),
+        OnStop::Leave => say(&format!("{reason}: going, the engines stay (again to go at once)")),
+    }
+    app.shutdown(reason, engines, async {
         signals.next().await;
     })
     .await;
@@ -108,11 +119,15 @@ async fn watchdog(switcher: crate::switcher::Handle) {
     }
 }
 
-/// SIGINT and SIGTERM.
+/// The signal to go and leave the engines to the next agent, whatever `on_stop` says.
+const LEAVE: &str = "SIGUSR1";
+
+/// SIGINT and SIGTERM, and SIGUSR1.
 #[derive(Debug)]
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    leave: Signal,
 }
 
 impl Signals {
@@ -120,6 +135,7 @@ impl Signals {
         Ok(Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
+            leave: signal(SignalKind::user_defined1())?,
         })
     }
 
@@ -128,6 +144,7 @@ impl Signals {
         tokio::select! {
             _ = self.interrupt.recv() => "SIGINT",
             _ = self.terminate.recv() => "SIGTERM",
+            _ = self.leave.recv() => LEAVE,
         }
     }
 }

@@ -6,10 +6,10 @@
 mod setup;
 mod show;
 
-use crate::app::{App, Engines};
+use crate::app::{App, Begin, Engines, Former};
 use crate::cli::{out, run, say};
 use crate::clock;
-use crate::config::{Facts, Strategy, cycle_plan};
+use crate::config::{Facts, OnStop, Strategy, cycle_plan};
 use crate::cycle::By;
 use crate::effects::chain;
 use crate::report;
@@ -130,7 +130,8 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
         args.speed
     ));
     say(&format!("folder: {}", setup.dir.display()));
-    let app = App::start(config, Engines::Leave).await?;
+    let former = Former::Stop;
+    let app = App::start(config, Begin { engines: Engines::Leave, former }, std::future::pending()).await?;
     // The journal's lock is ours, and what was left running has been stopped.
     setup.clear_former();
     say(&format!("control socket: {}", app.control_socket.display()));
@@ -153,7 +154,7 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
     progress.finish();
     let Some(ended) = ended else {
         say("interrupted: stopping the engines");
-        app.shutdown("interrupted", async {
+        app.shutdown("interrupted", OnStop::Stop, async {
             signals.next().await;
         })
         .await;
@@ -163,7 +164,7 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
     if args.stay && code.is_ok() {
         stay(&app, &mut signals).await;
     }
-    app.shutdown("the demo is over", async {
+    app.shutdown("the demo is over", OnStop::Stop, async {
         signals.next().await;
     })
     .await;

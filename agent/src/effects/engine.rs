@@ -1,10 +1,13 @@
 //! One engine at the edge: its process, its client, its canary; and how it is started, made ready and stopped.
 
 use super::Seen;
+use crate::adopt::Life;
 use crate::config;
 use crate::engine::{Canary, Client, Detected, Endpoint, Health, Identity};
 use crate::events::Incident;
-use crate::process::{EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to};
+use crate::process::{
+    self, ContainerSpec, EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to,
+};
 use hotbunk_core::capability::Capabilities;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -35,6 +38,8 @@ struct Live {
     action: Option<AbortHandle>,
     last_log: Option<PathBuf>,
     facts: Facts,
+    /// Settings that it was started with, where those may be others than the configured ones.
+    fingerprint: Option<String>,
 }
 
 /// What an engine said of itself when it became ready.
@@ -105,6 +110,59 @@ impl EngineSlot {
         }
     }
 
+    /// Takes hold of its process, which a former agent has started.
+    ///
+    /// # Errors
+    /// A sentence: there is no client to be had.
+    pub fn take(&self, process: EngineProcess, life: Option<&Life>) -> Result<Client, String> {
+        let client = Client::new(self.endpoint()).map_err(|e| chain(&e));
+        self.live(|l| {
+            l.last_log = Some(process.log_path().to_owned());
+            l.process = Some(process);
+            l.client = client.as_ref().ok().cloned();
+            l.canary = life.and_then(|life| life.canary.clone());
+            l.facts = life.map_or_else(Facts::default, |life| Facts {
+                version: life.version.clone(),
+                context_tokens: life.context_tokens,
+                detected: None,
+            });
+            l.fingerprint = life.map(|life| life.fingerprint.clone());
+        });
+        self.see(Seen::spawned);
+        client
+    }
+
+    /// What it can do was asked anew.
+    pub fn detected(&self, detected: Detected) {
+        self.live(|l| {
+            l.facts.version = Some(detected.capabilities.version.to_string());
+            l.facts.detected = Some(detected);
+        });
+    }
+
+    /// What a later agent needs to know of this life; `None` where there is no process.
+    pub fn life(&self) -> Option<Life> {
+        self.live(|l| {
+            Some(Life {
+                incarnation: l.process.as_ref()?.incarnation(),
+                fingerprint: l.fingerprint.clone().unwrap_or_else(|| self.fingerprint.clone()),
+                canary: l.canary.clone(),
+                version: l.facts.version.clone(),
+                context_tokens: l.facts.context_tokens,
+            })
+        })
+    }
+
+    fn endpoint(&self) -> Endpoint {
+        let c = &self.config;
+        Endpoint {
+            base: c.base_url(),
+            model: c.model.clone(),
+            api_key: c.api_key.as_ref().map(|key| key.reveal().to_owned()),
+            load_tracking: c.command.iter().any(|arg| arg == "--enable-server-load-tracking"),
+        }
+    }
+
     /// Starts its process under a shim.
     ///
     /// # Errors
@@ -129,22 +187,24 @@ impl EngineSlot {
                 keep: usize::try_from(c.log.keep).unwrap_or(usize::MAX),
             },
             grace: c.stop_grace,
-        };
-        let endpoint = Endpoint {
-            base: c.base_url(),
-            model: c.model.clone(),
-            api_key: c.api_key.as_ref().map(|key| key.reveal().to_owned()),
-            load_tracking: c.command.iter().any(|arg| arg == "--enable-server-load-tracking"),
+            container: c.container.as_ref().map(|container| ContainerSpec {
+                port: c.port,
+                stop: container.stop.clone(),
+                kill: container.kill.clone(),
+                id_file: container.id_file.clone(),
+            }),
         };
         // First what can fail without leaving anything behind.
-        let client = Client::new(endpoint).map_err(|e| chain(&e))?;
-        let process = shims.spawn(launch).await.map_err(|e| chain(&e))?;
+        let client = Client::new(self.endpoint()).map_err(|e| chain(&e))?;
+        let process =
+            spawn_once_there_is_room(shims, launch, c.start_timeout).await.map_err(|e| chain(&e))?;
         self.live(|l| {
             l.last_log = Some(process.log_path().to_owned());
             l.process = Some(process.clone());
             l.client = Some(client);
             l.canary = None;
             l.facts = Facts::default();
+            l.fingerprint = None;
         });
         self.see(Seen::spawned);
         Ok(process)
@@ -187,8 +247,11 @@ impl EngineSlot {
                 return Asked::NotYet(format!("/health answered {status}: {message}"));
             }
         }
+        if let Some(why) = process.not_contained() {
+            return Asked::NotYet(format!("its container was not found: {why}"));
+        }
         // The kernel knows whose socket it is; where it cannot be read, the model's id has to do.
-        match port_belongs_to(self.config.port, &process.pids()) {
+        match process.owns_port(self.config.port) {
             Ownership::Ours | Ownership::Unknown { .. } => {}
             Ownership::NobodyListens => return Asked::NotYet("nobody listens on its port".to_owned()),
             Ownership::Foreign { pid } => {
@@ -287,6 +350,35 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// How often the state directory is tried again.
+const ROOM: Duration = Duration::from_millis(500);
+
+/// Spawns. While the disk has no room for what the shim needs there, that is waited for: it is no crash of the engine,
+/// and a budget of crashes that it used up in seconds would keep the engine away after there is room.
+async fn spawn_once_there_is_room(
+    shims: &Shims,
+    launch: Launch,
+    at_most: Duration,
+) -> Result<EngineProcess, process::Error> {
+    let until = Instant::now() + at_most;
+    let mut said = false;
+    loop {
+        match shims.spawn(launch.clone()).await {
+            Err(error) if error.is_no_room() && Instant::now() < until => {
+                if !std::mem::replace(&mut said, true) {
+                    tracing::error!(
+                        engine = launch.engine,
+                        error = chain(&error),
+                        "waits for room on the disk"
+                    );
+                }
+                tokio::time::sleep(ROOM).await;
+            }
+            other => return other,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ pub use engine::{Ended, EngineSlot, Facts, chain};
 pub use seen::{Compared, Seen, Stopped};
 pub use work::{Called, WorkLog};
 
+use crate::adopt::keep_life;
 use crate::clock;
 use crate::device::{AwaitOutcome, Reading, Sampler, Threshold};
 use crate::engine::{self as vllm, Depth, Health, ProbeEnd, ProbeKind as Ask, ProbeResult};
@@ -20,7 +21,8 @@ use crate::events::{Context, Incident, Recorder};
 use crate::gateway::Hub;
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
-use crate::process::{LossCause, ProcessEvent, Shims};
+use crate::process::tree::Member;
+use crate::process::{EngineProcess, LeftAlone, LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
 use hotbunk_core::call::Call;
 use hotbunk_core::call::{CallOutcome, SleepingAnswer};
@@ -56,6 +58,8 @@ pub struct Hands {
     pub hub: Arc<Hub>,
     /// Journal, metrics, log.
     pub recorder: Recorder,
+    /// What of a former agent was left alone.
+    pub left_alone: Vec<LeftAlone>,
     /// Back to the owner of the state.
     pub inputs: mpsc::UnboundedSender<Input>,
 }
@@ -264,15 +268,48 @@ impl Hands {
             Record::Configured { engine: slot.config.name.clone(), fingerprint: slot.fingerprint.clone() };
         let spawned =
             Record::Spawned { engine: slot.config.name.clone(), incarnation: process.incarnation() };
-        self.tell(&purpose.context, vec![configured, spawned]).await;
-        let mut events = process.events();
+        self.tell_of_life(&slot, &purpose.context, vec![configured, spawned]).await;
+        self.watch(slot, engine, life, &process);
+        StepResult::Spawned
+    }
+
+    /// Passes on what happens to a process, from now until its end.
+    pub fn watch(&self, slot: Arc<EngineSlot>, engine: EngineId, life: u64, process: &EngineProcess) {
+        let (mut events, mut incarnation) = (process.events(), process.incarnation());
         let (inputs, recorder) = (self.inputs.clone(), self.recorder.clone());
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
                 let reason = match event {
                     ProcessEvent::Exited { reason, .. } => reason,
                     ProcessEvent::ShimLost => "its shim was killed".to_owned(),
-                    ProcessEvent::Swept(_) => continue,
+                    ProcessEvent::Contained(contained) => {
+                        let Member { pid, start_ticks } = contained.leader;
+                        tracing::info!(engine = slot.config.name, pid, group = ?contained.group, "container found");
+                        // From now on it goes by that name, for a later agent too.
+                        (incarnation.pid, incarnation.start_ticks) = (pid, start_ticks);
+                        let keep = slot.life().map(|life| keep_life(&slot.config.name, &life));
+                        drop(recorder.record_step(Vec::new(), keep.into_iter().collect()).await);
+                        continue;
+                    }
+                    ProcessEvent::ClientGone => {
+                        let engine = slot.config.name.clone();
+                        drop(
+                            recorder
+                                .record_one(&Context::none(), Incident::ContainerClientLost { engine })
+                                .await,
+                        );
+                        continue;
+                    }
+                    ProcessEvent::Swept(end) => {
+                        let swept = Record::Swept {
+                            engine: slot.config.name.clone(),
+                            incarnation: incarnation.clone(),
+                            killed: end.killed,
+                            left: u32::try_from(end.left.len()).unwrap_or(u32::MAX),
+                        };
+                        drop(recorder.record_one(&Context::none(), swept).await);
+                        continue;
+                    }
                     ProcessEvent::LogLost(loss) => {
                         let (engine, lost_bytes) = (slot.config.name.clone(), loss.bytes);
                         let incident = match loss.cause {
@@ -286,7 +323,13 @@ impl Hands {
                 let _ = inputs.send(Input::Event(Event::Exited { engine, life, reason }));
             }
         });
-        StepResult::Spawned
+    }
+
+    /// Records facts of a life with what a later agent needs to know of it.
+    async fn tell_of_life(&self, slot: &EngineSlot, context: &Context, records: Vec<Record>) {
+        let events = records.into_iter().map(Into::into).collect();
+        let keep = slot.life().map(|life| keep_life(&slot.config.name, &life));
+        drop(self.recorder.record_step(vec![(context.clone(), events)], keep.into_iter().collect()).await);
     }
 
     async fn record_ready(&self, slot: &EngineSlot, purpose: &Purpose) {
@@ -296,7 +339,7 @@ impl Hands {
             version: facts.version.unwrap_or_else(|| "unknown".to_owned()),
             context_tokens: facts.context_tokens,
         };
-        self.tell(&purpose.context, vec![record]).await;
+        self.tell_of_life(slot, &purpose.context, vec![record]).await;
     }
 
     /// Records facts that no step waits for; a journal that fails has said so itself.
@@ -415,17 +458,17 @@ impl Hands {
         let (probes, canary) = client.record_canary(deadline).await;
         let mut records: Vec<Record> = warm.iter().map(|r| probe_record(slot, "warm_up", r)).collect();
         records.extend(probes.iter().map(|r| probe_record(slot, "canary", r)));
-        self.tell(&purpose.context, records).await;
-        if let Some(failed) = warm.iter().find(|r| !r.ok()) {
-            return StepResult::WarmUpFailed(sentence(&failed.end));
-        }
-        match canary {
-            Ok(canary) => {
+        let failed = warm.iter().find(|r| !r.ok());
+        let result = match (failed, canary) {
+            (Some(failed), _) => StepResult::WarmUpFailed(sentence(&failed.end)),
+            (None, Ok(canary)) => {
                 slot.set_canary(canary);
                 StepResult::Warmed
             }
-            Err(why) => StepResult::WarmUpFailed(chain(&why)),
-        }
+            (None, Err(why)) => StepResult::WarmUpFailed(chain(&why)),
+        };
+        self.tell_of_life(slot, &purpose.context, records).await;
+        result
     }
 }
 

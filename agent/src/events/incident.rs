@@ -8,6 +8,7 @@ use super::text::{Size, Span};
 use crate::journal::OpenReport;
 use crate::journal::record::Record;
 use hotbunk_core::effect::Incident as Core;
+use std::fmt;
 use std::time::Duration;
 use tracing::Level;
 
@@ -22,6 +23,27 @@ pub enum Incident {
         engine: String,
         /// Its leader.
         pid: u32,
+    },
+    /// Something of a former agent can be neither taken over nor proven ours.
+    #[error("left alone, since nothing proves it ours: {record} ({}): {why}", Pids(pids))]
+    LeftAlone {
+        /// Its record.
+        record: String,
+        /// Processes concerned.
+        pids: Vec<u32>,
+        /// Why, and what to do.
+        why: String,
+    },
+    /// An engine was taken over that runs with other settings than are configured.
+    #[error(
+        "engine {engine} serves on with the settings it was started with ({was}), which are not the configured ones; \
+         restart it to apply those"
+    )]
+    SettingsChanged {
+        /// Engine's name.
+        engine: String,
+        /// Fingerprint of the settings that it runs with.
+        was: String,
     },
     /// The engine ended as it was asked to, and left processes behind.
     #[error(
@@ -63,6 +85,14 @@ pub enum Incident {
         /// Bytes that were lost when it was noticed.
         lost_bytes: u64,
     },
+    /// The container runtime's client has ended alone.
+    #[error(
+        "the container of engine {engine} runs on, but its client has ended: its output is not kept until it is restarted"
+    )]
+    ContainerClientLost {
+        /// Engine's name.
+        engine: String,
+    },
     /// A scheduled cycle did not run.
     #[error("the scheduled cycle {plan} was left out: {reason}")]
     CycleSkipped {
@@ -79,6 +109,12 @@ pub enum Incident {
         /// What was wrong.
         reason: String,
     },
+    /// The journal can be written again.
+    #[error("the journal can be written again; {lost} events stand in the log alone")]
+    JournalRestored {
+        /// Events that it lacks.
+        lost: u64,
+    },
     /// The journal cannot be written.
     #[error("the journal cannot be written, events are only logged: {reason}")]
     JournalFailed {
@@ -89,28 +125,36 @@ pub enum Incident {
 
 impl Incident {
     /// The code of every incident of this list.
-    pub const CODES: [&'static str; 8] = [
+    pub const CODES: [&'static str; 12] = [
         "predecessor_stopped",
+        "left_alone",
+        "settings_changed",
         "orphans_killed",
         "stop_forced",
         "log_flooded",
         "log_unwritable",
+        "container_client_lost",
         "cycle_skipped",
         "journal_set_aside",
         "journal_failed",
+        "journal_restored",
     ];
 
     /// Stable, snake_case.
     pub fn code(&self) -> &'static str {
         match self {
             Incident::PredecessorStopped { .. } => "predecessor_stopped",
+            Incident::LeftAlone { .. } => "left_alone",
+            Incident::SettingsChanged { .. } => "settings_changed",
             Incident::OrphansKilled { .. } => "orphans_killed",
             Incident::StopForced { .. } => "stop_forced",
             Incident::LogFlooded { .. } => "log_flooded",
             Incident::LogUnwritable { .. } => "log_unwritable",
+            Incident::ContainerClientLost { .. } => "container_client_lost",
             Incident::CycleSkipped { .. } => "cycle_skipped",
             Incident::JournalSetAside { .. } => "journal_set_aside",
             Incident::JournalFailed { .. } => "journal_failed",
+            Incident::JournalRestored { .. } => "journal_restored",
         }
     }
 
@@ -118,13 +162,17 @@ impl Incident {
     pub fn engine(&self) -> Option<&str> {
         match self {
             Incident::PredecessorStopped { engine, .. }
+            | Incident::SettingsChanged { engine, .. }
             | Incident::OrphansKilled { engine, .. }
             | Incident::StopForced { engine, .. }
             | Incident::LogFlooded { engine, .. }
-            | Incident::LogUnwritable { engine, .. } => Some(engine),
-            Incident::CycleSkipped { .. }
+            | Incident::LogUnwritable { engine, .. }
+            | Incident::ContainerClientLost { engine } => Some(engine),
+            Incident::LeftAlone { .. }
+            | Incident::CycleSkipped { .. }
             | Incident::JournalSetAside { .. }
-            | Incident::JournalFailed { .. } => None,
+            | Incident::JournalFailed { .. }
+            | Incident::JournalRestored { .. } => None,
         }
     }
 
@@ -146,6 +194,19 @@ impl From<&Incident> for Record {
     }
 }
 
+/// Pids for people.
+struct Pids<'a>(&'a [u32]);
+
+impl fmt::Display for Pids<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() {
+            return f.write_str("no process known");
+        }
+        let pids: Vec<String> = self.0.iter().map(u32::to_string).collect();
+        write!(f, "pids {}", pids.join(", "))
+    }
+}
+
 /// The code of every incident there is, the core's and the shell's.
 pub fn codes() -> impl Iterator<Item = &'static str> {
     Core::ALL.into_iter().map(Core::code).chain(Incident::CODES)
@@ -158,6 +219,7 @@ pub(super) fn level_of(code: &str) -> Level {
     }
     match code {
         "journal_failed" | "log_unwritable" => Level::ERROR,
+        "journal_restored" => Level::INFO,
         _ => Level::WARN,
     }
 }

@@ -70,6 +70,15 @@ impl Tracker {
                     metrics.restarted(engine);
                 }
             }
+            Record::Adopted { engine, state, generation, .. } => {
+                // It is no restart: this agent has not seen it start.
+                self.spawned.insert(engine.clone());
+                self.engine(engine).process = true;
+                metrics.engine(engine);
+                self.transition(engine, state, new.at, metrics);
+                metrics.up(engine, true);
+                metrics.generation(engine, *generation);
+            }
             Record::Ready { engine, .. } => metrics.up(engine, true),
             Record::Transition { engine, to, generation, .. } => {
                 self.transition(engine, to, new.at, metrics);

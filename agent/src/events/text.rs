@@ -59,6 +59,10 @@ impl Display for How<'_> {
             Outcome::Ok => f.write_str("ok"),
             Outcome::Failed { code, message } => write!(f, "failed ({code}): {message}"),
             Outcome::Cancelled => f.write_str("cancelled"),
+            Outcome::Recovered => f.write_str("finished by another agent"),
+            Outcome::RolledBack { code, message } => {
+                write!(f, "rolled back by another agent ({code}): {message}")
+            }
         }
     }
 }
@@ -73,6 +77,31 @@ impl Display for Sentence<'_> {
             Record::AgentStopped { reason } => write!(f, "agent stopped: {reason}"),
             Record::Spawned { engine, incarnation } => {
                 write!(f, "engine {engine} started as pid {}", incarnation.pid)
+            }
+            Record::Swept { engine, incarnation, killed, left } => {
+                write!(f, "engine {engine}: nothing of pid {} runs any more", incarnation.pid)?;
+                if *left > 0 {
+                    write!(f, " but {left} processes that cannot be killed")?;
+                }
+                if *killed > 0 { write!(f, ", {killed} were killed") } else { Ok(()) }
+            }
+            Record::Adopted { engine, incarnation, state, .. } => {
+                write!(
+                    f,
+                    "engine {engine} of a former agent (pid {}) is taken over: {state}",
+                    incarnation.pid
+                )
+            }
+            Record::Resumed { phase, engine, then, because } => {
+                f.write_str("an operation of a former agent goes on")?;
+                if let (Some(phase), Some(engine)) = (phase, engine) {
+                    write!(f, " from its step {} of engine {engine}", phase.as_str())?;
+                }
+                write!(f, " ({then}): {because}")
+            }
+            Record::Recovered { engines, operations, began, recovered } => {
+                let took = Span(recovered.since(*began));
+                write!(f, "recovered after {took}: {engines} engines, {operations} operations")
             }
             Record::Configured { engine, fingerprint } => {
                 write!(f, "engine {engine} has settings {fingerprint}")
@@ -157,8 +186,8 @@ impl Display for Sentence<'_> {
 /// How loud the log says it.
 pub fn level(record: &Record) -> Level {
     let of = |outcome: &Outcome, otherwise: Level| match outcome {
-        Outcome::Failed { .. } => Level::WARN,
-        Outcome::Ok | Outcome::Cancelled => otherwise,
+        Outcome::Failed { .. } | Outcome::RolledBack { .. } => Level::WARN,
+        Outcome::Ok | Outcome::Cancelled | Outcome::Recovered => otherwise,
     };
     match record {
         Record::Incident { code, .. } => incident::level_of(code),
@@ -170,6 +199,10 @@ pub fn level(record: &Record) -> Level {
         Record::AgentStarted { .. }
         | Record::AgentStopped { .. }
         | Record::Spawned { .. }
+        | Record::Swept { .. }
+        | Record::Adopted { .. }
+        | Record::Resumed { .. }
+        | Record::Recovered { .. }
         | Record::Ready { .. }
         | Record::Transition { .. }
         | Record::Footprint { .. }

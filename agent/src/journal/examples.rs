@@ -18,6 +18,30 @@ pub(crate) fn one_of_each() -> Vec<Record> {
             engine: engine(),
             incarnation: Incarnation { pid: 100, start_ticks: 5000, boot_id: "b-1".into() },
         },
+        Record::Swept {
+            engine: engine(),
+            incarnation: Incarnation { pid: 100, start_ticks: 5000, boot_id: "b-1".into() },
+            killed: 1,
+            left: 0,
+        },
+        Record::Adopted {
+            engine: engine(),
+            incarnation: Incarnation { pid: 100, start_ticks: 5000, boot_id: "b-1".into() },
+            state: "awake".into(),
+            generation: 3,
+        },
+        Record::Resumed {
+            phase: Some(Phase::WakeKv),
+            engine: Some("B".into()),
+            then: "again".into(),
+            because: "it never arrived".into(),
+        },
+        Record::Recovered {
+            engines: 2,
+            operations: 1,
+            began: Moment(1_000_000_000),
+            recovered: Moment(1_300_000_000),
+        },
         Record::Ready { engine: engine(), version: "0.31.0".into(), context_tokens: Some(8192) },
         Record::Transition {
             engine: engine(),

@@ -1,7 +1,7 @@
 //! The two lanes into the writer: commits, which somebody waits for, and samples, which may wait or be dropped.
 
 use super::record::{HostSample, Sample};
-use super::{Error, NewRecord};
+use super::{Error, Keep, NewRecord};
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,6 +29,8 @@ impl Row {
 /// Rows that stand or fall together, and who waits for them.
 pub(super) struct Commit {
     pub(super) rows: Arc<[Row]>,
+    /// What is kept beside them, in the same transaction.
+    pub(super) keep: Vec<Keep>,
     pub(super) done: oneshot::Sender<Result<u64, Error>>,
 }
 
@@ -66,6 +68,8 @@ pub(super) struct Lanes {
     state: Mutex<State>,
     wake: Condvar,
     dropped: AtomicU64,
+    /// What went wrong with the last write; `None` where it went well.
+    failing: Mutex<Option<Error>>,
     sample_lane: usize,
     sample_delay: Duration,
 }
@@ -76,9 +80,20 @@ impl Lanes {
             state: Mutex::new(State::default()),
             wake: Condvar::new(),
             dropped: AtomicU64::new(0),
+            failing: Mutex::new(None),
             sample_lane,
             sample_delay,
         }
+    }
+
+    /// How the last write went.
+    pub(super) fn wrote(&self, failure: Option<&Error>) {
+        *self.failing.lock().unwrap_or_else(PoisonError::into_inner) = failure.cloned();
+    }
+
+    /// What went wrong with the last write; `None` where it went well, or where nothing has been written yet.
+    pub(super) fn failing(&self) -> Option<Error> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -215,7 +230,7 @@ mod tests {
 
     fn commit() -> (Commit, oneshot::Receiver<Result<u64, Error>>) {
         let (done, answer) = oneshot::channel();
-        (Commit { rows: Arc::new([]), done }, answer)
+        (Commit { rows: Arc::new([]), keep: Vec::new(), done }, answer)
     }
 
     fn count(work: &Work) -> (&'static str, usize) {

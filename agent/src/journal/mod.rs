@@ -4,7 +4,7 @@
 //! kept short:
 //!
 //! ```text
-//!   commit(records) ──► commit lane ──┐                       ┌──► entries, runs, footprints
+//!   commit(records) ──► commit lane ──┐                       ┌──► entries, runs, footprints, kept
 //!                                     ├──► one writer thread ─┤
 //!   samples(..)     ──► sample lane ──┘   (commits first)     └──► samples, host_samples
 //!                        bounded; what does not fit is dropped and counted
@@ -24,6 +24,8 @@
 //! - **A bad file never stops the agent**, but a file that we must not touch does: a damaged one is set aside under
 //!   another name and said in the [`OpenReport`]; one by a newer Hotbunk, or by another program, is refused.
 
+#[cfg(debug_assertions)]
+mod die;
 mod error;
 mod lanes;
 mod read;
@@ -144,6 +146,16 @@ pub(crate) fn wall_seconds() -> f64 {
     clock::wall().as_duration().as_secs_f64()
 }
 
+/// Something of which only the newest is kept: it replaces what was kept under its key, in the same transaction as the
+/// records that it is handed over with. It is no history, so it does not grow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Keep {
+    /// Under which name.
+    pub key: String,
+    /// As JSON; `None` forgets it.
+    pub body: Option<String>,
+}
+
 /// What the journal has done since it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Stats {
@@ -189,9 +201,16 @@ impl Journal {
     pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<(Journal, OpenReport), Error> {
         let path = path.as_ref().to_owned();
         let lock = schema::lock(&path)?;
-        let (connection, report) = schema::open(&path)?;
         let lanes = Arc::new(Lanes::new(options.sample_lane, options.sample_delay));
-        let writer = writer::Writer::new(connection, path.clone(), Arc::clone(&lanes), options, &report)?;
+        let begin = |(connection, report): (rusqlite::Connection, OpenReport)| {
+            let (path, lanes, options) = (path.clone(), Arc::clone(&lanes), options.clone());
+            writer::Writer::new(connection, path, lanes, options, &report).map(|writer| (writer, report))
+        };
+        let (writer, report) = match schema::open(&path).and_then(begin) {
+            // Damage that no check has seen, and the first read or write of ours has.
+            Err(Error::Damaged { source, .. }) => begin(schema::begin_anew(&path, &source)?)?,
+            other => other?,
+        };
         let thread = std::thread::Builder::new()
             .name("journal".to_owned())
             .spawn(move || writer.run())
@@ -215,15 +234,15 @@ impl Journal {
             return Ok(self.shared.last_seq.load(Ordering::Acquire));
         }
         let rows = records.into_iter().map(Row::encode).collect::<Result<Arc<[Row]>, _>>()?;
-        self.commit_rows(rows).await
+        self.commit_rows(rows, Vec::new()).await
     }
 
-    /// The same with rows that the caller keeps.
-    pub(crate) async fn commit_rows(&self, rows: Arc<[Row]>) -> Result<u64, Error> {
+    /// The same with rows that the caller keeps, and with what is to be kept beside them.
+    pub(crate) async fn commit_rows(&self, rows: Arc<[Row]>, keep: Vec<Keep>) -> Result<u64, Error> {
         let closed = || Error::Closed { path: self.shared.path.clone() };
         let _place = self.shared.places.acquire().await.map_err(|_| closed())?;
         let (done, answer) = oneshot::channel();
-        if !self.shared.lanes.commit(Commit { rows, done }) {
+        if !self.shared.lanes.commit(Commit { rows, keep, done }) {
             return Err(closed());
         }
         let seq = answer.await.map_err(|_| closed())??;
@@ -288,6 +307,11 @@ impl Journal {
     /// Counters since the journal was opened.
     pub fn stats(&self) -> Stats {
         Stats { dropped_samples: self.shared.lanes.dropped() }
+    }
+
+    /// What went wrong with the last write, of records or of samples; `None` where it went well.
+    pub fn failing(&self) -> Option<Error> {
+        self.shared.lanes.failing()
     }
 
     /// Where the file is.

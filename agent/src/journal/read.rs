@@ -287,6 +287,11 @@ impl Reader {
         self.page(sql, Vec::new(), false)
     }
 
+    /// Everything that is kept, by key.
+    pub fn kept(&self) -> Result<Vec<(String, String)>, Error> {
+        self.list("SELECT key, body FROM kept ORDER BY key", [], |row| Ok(Some((row.get(0)?, row.get(1)?))))
+    }
+
     /// All cycle runs, the latest last.
     pub fn runs(&self) -> Result<Vec<RunRow>, Error> {
         let sql = "SELECT run, plan, first_seq, started, ended, outcome FROM runs ORDER BY first_seq";

@@ -125,6 +125,15 @@ pub enum Outcome {
     },
     /// Given up because somebody asked.
     Cancelled,
+    /// As planned, but by another agent than the one that began it, which was killed meanwhile.
+    Recovered,
+    /// Not, and begun by an agent that was killed meanwhile: what served before serves again, as far as it can.
+    RolledBack {
+        /// Stable, snake_case.
+        code: String,
+        /// For people.
+        message: String,
+    },
 }
 
 /// One interval of an engine's own work, by the engine's own clock (operation log, or vLLM ≥ 0.32's metric).
@@ -251,6 +260,50 @@ pub enum Record {
         engine: String,
         /// Which process.
         incarnation: Incarnation,
+    },
+    /// Nothing of an engine's process tree runs any more, but for what is left over.
+    Swept {
+        /// Engine's name.
+        engine: String,
+        /// Which process it was.
+        incarnation: Incarnation,
+        /// Processes that had to be sent SIGKILL.
+        killed: u32,
+        /// Processes that SIGKILL has not ended.
+        left: u32,
+    },
+    /// An engine that a former agent had started is taken over.
+    Adopted {
+        /// Engine's name.
+        engine: String,
+        /// Which process.
+        incarnation: Incarnation,
+        /// Where it is: a tier's word, or a condition's.
+        state: String,
+        /// Its generation.
+        generation: u64,
+    },
+    /// An operation that a former agent began goes on.
+    Resumed {
+        /// The step that it was in.
+        phase: Option<Phase>,
+        /// The engine of that step.
+        engine: Option<String>,
+        /// What becomes of that step.
+        then: String,
+        /// Why.
+        because: String,
+    },
+    /// Everything that a former agent left has been taken over, and decided.
+    Recovered {
+        /// Engines taken over.
+        engines: u32,
+        /// Operations that go on.
+        operations: u32,
+        /// When this agent's process began.
+        began: Moment,
+        /// When it had decided.
+        recovered: Moment,
     },
     /// The settings that an engine is started with changed, or were seen for the first time. Footprints that follow
     /// belong to this fingerprint.
@@ -514,12 +567,14 @@ impl Phase {
 }
 
 impl Outcome {
-    /// The bounded word used as a metric's label: `ok`, `failed`, `cancelled`.
+    /// The bounded word used as a metric's label: `ok`, `failed`, `cancelled`, `recovered`, `rolled_back`.
     pub fn as_str(&self) -> &'static str {
         match self {
             Outcome::Ok => "ok",
             Outcome::Failed { .. } => "failed",
             Outcome::Cancelled => "cancelled",
+            Outcome::Recovered => "recovered",
+            Outcome::RolledBack { .. } => "rolled_back",
         }
     }
 }
@@ -531,6 +586,10 @@ impl Record {
             Record::AgentStarted { .. } => "agent_started",
             Record::AgentStopped { .. } => "agent_stopped",
             Record::Spawned { .. } => "spawned",
+            Record::Swept { .. } => "swept",
+            Record::Adopted { .. } => "adopted",
+            Record::Resumed { .. } => "resumed",
+            Record::Recovered { .. } => "recovered",
             Record::Configured { .. } => "configured",
             Record::Ready { .. } => "ready",
             Record::Transition { .. } => "transition",
@@ -556,6 +615,8 @@ impl Record {
     pub fn engine(&self) -> Option<&str> {
         match self {
             Record::Spawned { engine, .. }
+            | Record::Swept { engine, .. }
+            | Record::Adopted { engine, .. }
             | Record::Configured { engine, .. }
             | Record::Ready { engine, .. }
             | Record::Transition { engine, .. }
@@ -564,9 +625,10 @@ impl Record {
             | Record::StepBegan { engine, .. }
             | Record::StepEnded { engine, .. }
             | Record::Probe { engine, .. } => Some(engine),
-            Record::Incident { engine, .. } => engine.as_deref(),
+            Record::Incident { engine, .. } | Record::Resumed { engine, .. } => engine.as_deref(),
             Record::AgentStarted { .. }
             | Record::AgentStopped { .. }
+            | Record::Recovered { .. }
             | Record::EngineWork { .. }
             | Record::OperationEnded { .. }
             | Record::RunStarted { .. }

@@ -45,7 +45,8 @@ enum Ended {
 pub(super) struct Monitor {
     inner: Arc<Inner>,
     /// Not reaped before the end: as long as it is a zombie its pid and its session number are not given out again.
-    shim: Child,
+    /// `None` where a former agent started it: init reaps it then, and its numbers prove nothing once it is dead.
+    shim: Option<Child>,
     questions: mpsc::UnboundedReceiver<Question>,
     /// All handles are gone.
     orphaned: bool,
@@ -60,7 +61,7 @@ pub(super) struct Monitor {
 impl Monitor {
     pub(super) fn new(
         inner: Arc<Inner>,
-        shim: Child,
+        shim: Option<Child>,
         questions: mpsc::UnboundedReceiver<Question>,
     ) -> Monitor {
         Monitor {
@@ -155,6 +156,12 @@ impl Monitor {
             Event::Exited(exit) => self.inner.tell(ProcessEvent::Exited { reason: reason(&exit), exit }),
             Event::Swept(end) => self.inner.tell(ProcessEvent::Swept(end)),
             Event::LogLost(loss) => self.inner.tell(ProcessEvent::LogLost(loss)),
+            Event::Contained(contained) => {
+                self.inner.contained(&contained);
+                self.inner.tell(ProcessEvent::Contained(contained));
+            }
+            Event::NotContained { why } => self.inner.not_contained(why),
+            Event::ClientGone => self.inner.tell(ProcessEvent::ClientGone),
         }
     }
 
@@ -166,12 +173,12 @@ impl Monitor {
     /// blocks or dies). So the agent ends the tree, by everything that proves its members ours.
     async fn take_over(self) {
         self.inner.tell(ProcessEvent::ShimLost);
-        // The shim is our child and not reaped.
-        let end = sweep_orphans(&self.inner.scope, SessionHeld::Yes).await;
+        let held = if self.shim.is_some() { SessionHeld::Yes } else { SessionHeld::No };
+        let end = sweep_orphans(&self.inner.scope(), held).await;
         let gone = end.left.is_empty();
         self.inner.tell(ProcessEvent::Swept(end));
         if gone {
-            if let Some(cgroup) = self.inner.scope.cgroup() {
+            if let Some(cgroup) = self.inner.scope().cgroup() {
                 cgroup.remove();
             }
             remove_record(&self.inner.state_file, &self.inner.state.socket);
@@ -184,11 +191,11 @@ impl Monitor {
         if self.over {
             remove_record(&self.inner.state_file, &self.inner.state.socket);
         }
-        if !self.is_dead_within(DYING).await {
-            let _ = self.shim.kill();
-        }
         let shim = self.inner.state.shim;
-        let mut child = self.shim;
+        if !self.is_dead_within(DYING).await {
+            let _ = signal::send(shim, Signal::KILL);
+        }
+        let Some(mut child) = self.shim.take() else { return };
         if ends_within(shim, DYING).await {
             // Dead, so this returns at once.
             let _ = child.wait();

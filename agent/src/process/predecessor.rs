@@ -14,7 +14,7 @@ use rustix::process::Signal;
 use tokio::time::timeout;
 
 use super::Error;
-use super::handle::StopReport;
+use super::handle::{EngineProcess, StopReport};
 use super::monitor::ends_within;
 use super::protocol::{Ask, Event, Exit, FromShim, Link, Request};
 use super::scope::{Scope, SessionHeld};
@@ -24,6 +24,8 @@ use super::sweep::{SWEEP_DEADLINE, SweepEnd, sweep_orphans};
 use super::tree::{Member, ProcStat, boot_id, command_line};
 use crate::clock;
 
+/// The id of the last word to a shim.
+const FORGET: u64 = 2;
 /// What a shim is given beyond grace and sweep.
 const SLACK: Duration = Duration::from_secs(5);
 
@@ -50,6 +52,18 @@ impl Predecessor {
     /// Its incarnation, where its leader was started.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.state.incarnation()
+    }
+
+    /// Whether its leader still runs: this very process, by pid and start time.
+    pub fn leader_runs(&self) -> bool {
+        let stat = self.state.leader.and_then(ProcStat::read_member);
+        stat.is_some_and(|stat| stat.is_running())
+    }
+
+    /// Takes hold of it: log, exit status, questions and stops go on as if this agent had started it. What has happened
+    /// to it since is told as events. Its shim must live.
+    pub fn adopt(&self) -> EngineProcess {
+        EngineProcess::attach(self.state.clone(), self.state_file.clone(), None)
     }
 }
 
@@ -133,10 +147,11 @@ fn examine(dir: &Path, boot: &str, scan: &mut Scan) {
     let shim_alive = is_shim(state.shim, dir);
     let found = Scope::of(&state).look_hard(SessionHeld::No);
     let pids = |stats: &[ProcStat]| stats.iter().map(|stat| stat.pid).collect::<Vec<_>>();
-    if shim_alive || !found.proven.is_empty() {
+    let ours: Vec<ProcStat> = found.proven.into_iter().chain(found.contained).collect();
+    if shim_alive || !ours.is_empty() {
         scan.predecessors.push(Predecessor {
             shim_alive,
-            pids: pids(&found.proven),
+            pids: pids(&ours),
             doubtful: pids(&found.doubtful),
             state_file,
             state,
@@ -205,9 +220,14 @@ async fn ask_to_stop(state: &ShimState, grace: Duration, exit: &mut Option<Exit>
         match link.next().await.ok()?? {
             FromShim::Event { event: Event::Exited(how), .. } => *exit = Some(how),
             FromShim::Event { event: Event::Swept(end), .. } => {
-                if end.left.is_empty() {
-                    // Where it cannot be told any more, it is going already: another one has dismissed it.
-                    drop(link.send(&Request { id: 2, ask: Ask::Forget }).await);
+                // Until it has answered: a question that is still on its way when the line is cut may not be read. Where
+                // it cannot be told any more, it is going already: another one has dismissed it.
+                if end.left.is_empty() && link.send(&Request { id: FORGET, ask: Ask::Forget }).await.is_ok() {
+                    while let Ok(Some(line)) = link.next().await {
+                        if matches!(line, FromShim::Answer { id: FORGET, .. }) {
+                            break;
+                        }
+                    }
                 }
                 return Some(end);
             }

@@ -124,7 +124,9 @@ fn waterfall(operation: &Operation<'_>, from: &str, sleep: Option<&Sleep<'_>>, t
     let seconds = |d: Option<Duration>| d.map(|d| d.as_nanos() as f64 / 1e9);
     let outcome = operation.end.map(|end| end.outcome);
     let (error_code, error) = match outcome {
-        Some(Outcome::Failed { code, message }) => (Some(code.clone()), Some(message.clone())),
+        Some(Outcome::Failed { code, message } | Outcome::RolledBack { code, message }) => {
+            (Some(code.clone()), Some(message.clone()))
+        }
         _ => (None, None),
     };
     let mut phases: Vec<&PhaseRun<'_>> = operation.phases.iter().collect();

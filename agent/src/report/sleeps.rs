@@ -271,6 +271,8 @@ pub(super) fn outcome_word(outcome: Option<&Outcome>) -> &'static str {
         Some(Outcome::Ok) => "ok",
         Some(Outcome::Failed { .. }) => "failed",
         Some(Outcome::Cancelled) => "cancelled",
+        Some(Outcome::Recovered) => "recovered",
+        Some(Outcome::RolledBack { .. }) => "rolled_back",
         None => "unfinished",
     }
 }

@@ -37,7 +37,8 @@ pub fn switch_report(
     Ok(SwitchReport {
         status: if failures.is_empty() { Status::Pass } else { Status::Fail },
         runtime: marked(&runtime(&run), simulated),
-        gpu: marked(run.gpu, simulated),
+        // Real engines may run on a simulated device: then the runtime is real, and the memory is not.
+        gpu: marked(run.gpu, simulated || run.device_source == Some("simulated")),
         context_tokens: common(
             run.engines.iter().map(|e| run.context_tokens.get(e.engine.as_str()).copied()),
         ),
@@ -103,11 +104,13 @@ fn failures(run: &Run<'_>) -> Vec<FailedStep> {
 
 fn failure(run: &Run<'_>, step: &Step<'_>) -> Option<FailedStep> {
     let (code, message) = match step.outcome {
-        Some(Outcome::Failed { code, message }) => (code.clone(), message.clone()),
+        Some(Outcome::Failed { code, message } | Outcome::RolledBack { code, message }) => {
+            (code.clone(), message.clone())
+        }
         Some(Outcome::Cancelled) => ("cancelled".to_owned(), "cancelled while it ran".to_owned()),
         None if step.began => ("unfinished".to_owned(), "it began, and the journal holds no end".to_owned()),
         None => ("not_run".to_owned(), "the run ended before it".to_owned()),
-        Some(Outcome::Ok) => incomplete_load(run, step)?,
+        Some(Outcome::Ok | Outcome::Recovered) => incomplete_load(run, step)?,
     };
     Some(FailedStep { step: Some(step.index), what: describe(step.plan), code, message })
 }

@@ -10,12 +10,15 @@
 //! such a snapshot; whoever wants something sends a command.
 
 mod board;
+#[cfg(test)]
+mod growth_tests;
 mod notes;
 pub mod spec;
 
 pub use board::{Board, Client, Ended, Why};
 pub use notes::{Admission, Around};
 
+use crate::adopt::{Keeper, Taken};
 use crate::clock;
 use crate::device::FastGuard;
 use crate::effects::{Hands, Purpose, WorkLog};
@@ -30,7 +33,8 @@ use hotbunk_core::program::Step;
 use hotbunk_core::queue::Refusal;
 use hotbunk_core::state::Node;
 use hotbunk_core::step::step;
-use std::collections::HashMap;
+use hotbunk_core::time::Moment;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{Mutex, mpsc, oneshot, watch};
@@ -41,6 +45,8 @@ use tokio::time::{Instant, MissedTickBehavior};
 pub enum Input {
     /// Something that happened.
     Event(Event),
+    /// What a former agent left.
+    Taken(Box<Taken>),
     /// An action ended.
     Done {
         /// Which.
@@ -109,6 +115,11 @@ impl Handle {
         let _ = self.inputs.send(Input::Event(event));
     }
 
+    /// Hands over what a former agent left.
+    pub fn take(&self, taken: Taken) {
+        let _ = self.inputs.send(Input::Taken(Box::new(taken)));
+    }
+
     /// Gives a command, and returns as soon as it is accepted or refused.
     pub async fn submit(&self, order: Order) -> Admission {
         let (answer, received) = oneshot::channel();
@@ -161,9 +172,17 @@ pub struct Switcher {
     calls: HashMap<OperationId, Vec<crate::effects::Called>>,
     work: Arc<Mutex<WorkLog>>,
     fast: Option<FastGuard>,
+    /// Nothing is switched while the journal cannot be written.
+    needs_journal: bool,
     /// The devices' ledgers as they were last published.
     ledgers: Vec<status::Ledger>,
     reconcile: Duration,
+    /// What a later agent would take over.
+    keeper: Keeper,
+    /// Operations that a former agent began.
+    resumed: HashSet<OperationId>,
+    /// The moment of the last step.
+    stepped: Moment,
 }
 
 impl Switcher {
@@ -191,9 +210,20 @@ impl Switcher {
             calls: HashMap::new(),
             work: Arc::default(),
             fast: None,
+            needs_journal: false,
             reconcile,
+            keeper: Keeper::default(),
+            resumed: HashSet::new(),
+            stepped: clock::now(),
         };
         (switcher, handle)
+    }
+
+    /// Whether what asks for engines to be moved is refused while the journal cannot be written.
+    #[must_use]
+    pub fn needing_the_journal(mut self, needs_journal: bool) -> Self {
+        self.needs_journal = needs_journal;
+        self
     }
 
     /// Works until every sender of inputs is gone or `stop` says so.
@@ -201,7 +231,7 @@ impl Switcher {
         let mut ticks = tokio::time::interval(self.reconcile);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let due = self.node.next_deadline().map(|at| Instant::now() + at.since(clock::now()));
+            let due = self.node.next_deadline(self.stepped).map(|at| Instant::now() + at.since(clock::now()));
             let wake = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -214,7 +244,7 @@ impl Switcher {
                     Some(input) => self.take(input).await,
                     None => return,
                 },
-                () = wake => self.tick().await,
+                () = wake => self.happened(Event::Tick, Around::default()).await,
                 _ = ticks.tick() => self.look_around().await,
                 () = stopped(&mut stop) => return,
             }
@@ -223,14 +253,8 @@ impl Switcher {
 
     async fn take(&mut self, input: Input) {
         match input {
-            Input::Event(event) => {
-                if let Event::Demand { .. } = event {
-                    for used in self.hands.hub.use_of_engines(&self.node) {
-                        self.happened(used, Around::default()).await;
-                    }
-                }
-                self.happened(event, Around::default()).await;
-            }
+            Input::Event(event) => self.happened(event, Around::default()).await,
+            Input::Taken(taken) => self.adopt(*taken).await,
             Input::Done { ticket, result, around } => {
                 self.happened(Event::Done { ticket, result }, around).await;
             }
@@ -240,6 +264,7 @@ impl Switcher {
                     self.runs.insert(id, run.clone());
                 }
                 self.answers.insert(id, answer);
+                self.keeper.order(id, &order);
                 let event = Event::Command { id, request: order.request.clone(), by: order.by };
                 self.orders.insert(id, order);
                 self.happened(event, Around::default()).await;
@@ -258,31 +283,73 @@ impl Switcher {
     /// The periodic look: devices first, then the engines.
     async fn look_around(&mut self) {
         self.hands.refresh_owners();
+        self.look_at_journal().await;
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
             if let Some(event) = self.hands.device_event(device) {
                 self.happened(event, Around::default()).await;
             }
         }
-        self.tick().await;
-    }
-
-    /// Turns and idle ladders go by how engines are used, so that is told first.
-    async fn tick(&mut self) {
-        for event in self.hands.hub.use_of_engines(&self.node) {
-            self.happened(event, Around::default()).await;
-        }
         self.happened(Event::Tick, Around::default()).await;
     }
 
-    /// One event: decided, made durable, acted on.
+    /// Whether the journal can be written decides whether anything is switched, where the configuration wants it so.
+    async fn look_at_journal(&mut self) {
+        let lost = self.hands.recorder.check_journal().await.map(|trouble| trouble.reason);
+        if self.needs_journal && lost.is_some() != self.node.journal_lost.is_some() {
+            self.happened(Event::JournalLost(lost), Around::default()).await;
+        }
+    }
+
+    /// Everything of a former agent: decided in one step, and said.
+    async fn adopt(&mut self, taken: Taken) {
+        self.orders.extend(taken.orders.iter().map(|(id, order)| (*id, order.clone())));
+        for (id, order) in &taken.orders {
+            self.runs.extend(order.run.clone().map(|run| (*id, run)));
+        }
+        let operations = taken.adoption.work.as_ref().map_or(0, |work| work.operations.len());
+        let (engines, began) = (taken.lives(), taken.began);
+        self.keeper.orders(taken.orders);
+        self.keeper.remembers(&taken.done);
+        self.board.remember(taken.done);
+        self.happened(Event::Adopted(Box::new(taken.adoption)), Around::default()).await;
+        let adopted = engines.iter().filter_map(|id| {
+            let engine = self.node.engine(*id);
+            Some(Record::Adopted {
+                engine: engine.spec.name.clone(),
+                incarnation: self.hands.slot(*id).process()?.incarnation(),
+                state: engine.condition_word().to_owned(),
+                generation: engine.generation,
+            })
+        });
+        let recovered = Record::Recovered {
+            engines: u32::try_from(engines.len()).unwrap_or(u32::MAX),
+            operations: u32::try_from(operations).unwrap_or(u32::MAX),
+            began,
+            recovered: clock::now(),
+        };
+        let said = adopted.chain([recovered]).map(Recorded::from).collect();
+        drop(self.hands.recorder.record(&Context::none(), said).await);
+    }
+
+    /// One event. Turns and idle ladders go by how engines are used, and any event may be the one after which they are
+    /// due: so what is new of that comes first, of all engines at once.
     async fn happened(&mut self, event: Event, around: Around) {
-        let now = clock::now();
-        let effects = step(&mut self.node, event, now);
-        // Before any action: a gate is closed before the drain begins.
-        self.hands.hub.follow(&self.node, &effects, now);
+        let uses = self.hands.hub.uses(&self.node);
+        if !uses.is_empty() {
+            self.step(Event::Uses(uses), Around::default()).await;
+        }
+        self.step(event, around).await;
+    }
+
+    /// Decided, made durable, acted on.
+    async fn step(&mut self, event: Event, around: Around) {
+        self.stepped = clock::now();
+        let effects = step(&mut self.node, event, self.stepped);
         if effects.is_empty() {
-            return self.published();
+            self.keep().await;
+            self.published();
+            return self.hands.hub.follow(&self.node, &effects, self.stepped);
         }
         let mut current = effects
             .iter()
@@ -293,7 +360,11 @@ impl Switcher {
         for effect in &effects {
             let Effect::Note(note) = effect else { continue };
             current = notes::operation_of(note).or(current);
+            if let Note::Resumed { id, .. } = note {
+                self.resumed.insert(*id);
+            }
             if let Some(record) = notes::record(&self.node, note, around) {
+                let record = notes::by_whom(record, current.is_some_and(|id| self.resumed.contains(&id)));
                 match batches.last_mut() {
                     Some((of, events)) if *of == current => events.push(record.into()),
                     _ => batches.push((current, vec![record.into()])),
@@ -301,6 +372,8 @@ impl Switcher {
             }
             self.noted(note, around);
             if let Note::Ended { id, accepted, .. } = note {
+                let shown = self.board.by_number(*id).filter(|shown| shown.request.is_some());
+                shown.into_iter().for_each(|shown| self.keeper.ended(*id, shown));
                 closed.push((*id, *accepted));
             }
             if let Note::Transition { engine, .. } = note
@@ -310,10 +383,18 @@ impl Switcher {
             }
         }
         self.published();
-        for (operation, events) in batches {
-            let context = self.context(operation);
-            // The recorder has said so loudly; serving goes on without a journal.
-            drop(self.hands.recorder.record(&context, events).await);
+        // Before any action: a gate is closed before the drain begins.
+        self.hands.hub.follow(&self.node, &effects, self.stepped);
+        let batches: Vec<_> = batches.into_iter().map(|(of, events)| (self.context(of), events)).collect();
+        let keep = self.keeper.changes(&self.node);
+        // One transaction, so that an agent that is killed leaves the state between two steps. The recorder has said
+        // loudly where it fails; serving goes on without a journal.
+        if let Err(error) = self.hands.recorder.record_step(batches, keep).await {
+            self.keeper.lost();
+            // Not only at the next look: a command may follow at once.
+            if self.needs_journal && self.node.journal_lost.is_none() {
+                let _ = self.hands.inputs.send(Input::Event(Event::JournalLost(Some(error.to_string()))));
+            }
         }
         for effect in effects {
             match effect {
@@ -347,6 +428,14 @@ impl Switcher {
             }
         }
         self.ledgers = ledgers;
+    }
+
+    /// What an event without any word has changed.
+    async fn keep(&mut self) {
+        let keep = self.keeper.changes(&self.node);
+        if !keep.is_empty() && self.hands.recorder.record_step(Vec::new(), keep).await.is_err() {
+            self.keeper.lost();
+        }
     }
 
     fn published(&mut self) {
@@ -443,6 +532,7 @@ impl Switcher {
         let calls = self.calls.remove(&id).unwrap_or_default();
         let context = self.context(Some(id));
         self.runs.remove(&id);
+        self.resumed.remove(&id);
         // One that was cancelled while it waited has never begun.
         self.orders.remove(&id);
         let (hands, work, board) = (Arc::clone(&self.hands), Arc::clone(&self.work), self.board.clone());

@@ -32,6 +32,7 @@ pub(super) fn operation_of(note: &Note) -> Option<OperationId> {
         | Note::StepBegan { id, .. }
         | Note::StepEnded { id, .. }
         | Note::Ended { id, .. }
+        | Note::Resumed { id, .. }
         | Note::NotCancelled { id, .. } => Some(*id),
         Note::Transition { .. } | Note::Measured { .. } | Note::Incident { .. } | Note::Late(_) => None,
     }
@@ -104,6 +105,12 @@ pub(super) fn record(node: &Node, note: &Note, around: Around) -> Option<Record>
             device: device.map(|d| node.device(d).spec.name.clone()),
             message: detail.clone(),
         },
+        Note::Resumed { step, then, because, .. } => Record::Resumed {
+            phase: step.as_ref().and_then(phase),
+            engine: step.as_ref().and_then(Step::engine).map(name),
+            then: then.as_str().to_owned(),
+            because: (*because).to_owned(),
+        },
         Note::Ended { failure, accepted, first_token, .. } => Record::OperationEnded {
             outcome: outcome(failure.as_ref()),
             accepted: *accepted,
@@ -117,6 +124,21 @@ pub(super) fn record(node: &Node, note: &Note, around: Around) -> Option<Record>
         | Note::NotCancelled { .. }
         | Note::Late(_) => return None,
     })
+}
+
+/// The end of an operation that another agent began says so.
+pub(super) fn by_whom(record: Record, resumed: bool) -> Record {
+    match record {
+        Record::OperationEnded { outcome, accepted, first_token, ended } if resumed => {
+            let outcome = match outcome {
+                Outcome::Ok => Outcome::Recovered,
+                Outcome::Failed { code, message } => Outcome::RolledBack { code, message },
+                other => other,
+            };
+            Record::OperationEnded { outcome, accepted, first_token, ended }
+        }
+        record => record,
+    }
 }
 
 fn outcome(failure: Option<&Failure>) -> Outcome {

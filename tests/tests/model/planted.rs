@@ -1,8 +1,12 @@
 //! Bugs put between the core and the world. The check must find each of them.
 
-use crate::system::{Planted, Sys};
+use crate::system::{NOW, Planted, Sys};
+use hotbunk_core::adopt::Process;
+use hotbunk_core::call::SleepingAnswer;
+use hotbunk_core::demand::Demand;
 use hotbunk_core::effect::Ticket;
 use hotbunk_core::event::Event;
+use hotbunk_core::tier::Tier;
 
 /// A reservation is dropped after each step.
 pub(crate) fn dropped_reservation() -> Planted {
@@ -42,6 +46,59 @@ pub(crate) fn late_reply() -> Planted {
         waited.extend(sys.node.operations.iter().filter_map(|op| op.current.as_ref()).map(|c| c.ticket));
         if let (false, Some(other)) = (waited.contains(ticket), waited.first()) {
             *ticket = *other;
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// What was kept is believed, and nothing is looked at.
+pub(crate) fn record_believed() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        let Event::Adopted(adoption) = event else { return };
+        for a in &mut adoption.engines {
+            let Some(kept) = &a.kept else { continue };
+            a.found.process = if kept.process { Process::Lives } else { Process::None };
+            let is_sleeping = kept.tier != Tier::Awake;
+            a.found.sleeping = SleepingAnswer::Says { is_sleeping };
+            a.found.bytes = None;
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// What was reserved is forgotten with the agent that reserved it.
+pub(crate) fn reservation_forgotten() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        let Event::Adopted(adoption) = event else { return };
+        adoption.engines.iter_mut().filter_map(|a| a.kept.as_mut()).for_each(|k| k.reserved = 0);
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// What was under way is forgotten.
+pub(crate) fn work_forgotten() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        let Event::Adopted(adoption) = event else { return };
+        adoption.work = None;
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// That nobody waits any more is never heard.
+pub(crate) fn deaf_to_hang_ups() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        if let Event::Demand { engine, demand: Demand { held: 0, .. } } = *event {
+            *event = Event::Used { engine, in_flight: 0, at: NOW };
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// That requests are held is never heard.
+pub(crate) fn deaf_to_requests() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        if let Event::Demand { demand, .. } = event {
+            *demand = Demand::default();
         }
     };
     Planted { event, ..Planted::default() }

@@ -23,6 +23,10 @@ impl Cx<'_> {
         };
         match self.judge(id, &current.step, result) {
             Ok(first_token) => {
+                if let Step::Drain(engine) = current.step {
+                    let took = self.now.since(current.began);
+                    self.node.engine_mut(engine).costs.drain = Some(took);
+                }
                 self.note(Note::StepEnded {
                     id,
                     index: current.index,
@@ -80,7 +84,7 @@ impl Cx<'_> {
         }
     }
 
-    fn died(&mut self, engine: EngineId) {
+    pub(super) fn died(&mut self, engine: EngineId) {
         let e = self.node.engine_mut(engine);
         e.dead = true;
         e.admission = false;

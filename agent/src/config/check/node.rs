@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::Checking;
-use crate::config::checked::{Config, Engine, GIB, Journal, LogFormat, MIB, Node, Sampling};
+use crate::config::checked::{
+    Config, Engine, GIB, Journal, LogFormat, MIB, Node, OnFailure, OnStop, Sampling,
+};
 use crate::config::raw::{RawConfig, RawJournal, RawNode};
 use crate::config::reader::Field;
 use crate::config::units;
@@ -50,6 +52,7 @@ impl Checking<'_> {
             stall_after: self.duration(&raw.stall_after, "node.stall_after", ms(60_000), ms(500)),
             host_memory_reserve: raw.host_memory_reserve.get().map_or(4 * GIB, |size| size.0),
             shutdown_grace: self.duration(&raw.shutdown_grace, "node.shutdown_grace", ms(60_000), ms(1000)),
+            on_stop: raw.on_stop.or(OnStop::Stop),
         }
     }
 
@@ -158,6 +161,7 @@ impl Checking<'_> {
                 minute,
             ),
             max_bytes,
+            on_failure: raw.on_failure.or(OnFailure::GoOn),
         }
     }
 }

@@ -97,10 +97,14 @@ async fn converse(
         }
         io::Result::Ok(())
     };
-    // Whichever ends first ends the conversation: a client that hung up, or a shim that has dropped its sender. The
-    // reader holds a sender of its own, so the writer outlives the shim's only while the client stays.
+    // A client that hung up ends the conversation, or a shim that has dropped its sender. (The reader holds a sender of
+    // its own, so the writer outlives the shim's only while the client stays.) A client that does not listen any more may
+    // still have said something: its last question is read to the end.
+    tokio::pin!(read);
     tokio::select! {
-        _ = read => {}
-        _ = write => {}
+        _ = &mut read => {}
+        written = write => if written.is_err() {
+            let _ = read.await;
+        }
     }
 }

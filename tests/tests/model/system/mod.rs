@@ -1,12 +1,16 @@
 //! Core and world together: everything that may happen next, and what must hold afterwards.
 //!
 //! The core's reservations, tiers and admission are held against the ground truth of [`crate::world`], not against
-//! themselves. [`answer`] is what the world does, [`hold`] what must be true.
+//! themselves. [`answer`] is what the world does, [`crash`] the agent's end and its successor's beginning, [`hold`] what
+//! must be true.
 
 mod answer;
+mod crash;
+pub(crate) mod gateway;
 mod hold;
 
 use crate::world::{Proc, Size, Weights};
+use gateway::{Does, Gateway};
 use hotbunk_core::backoff::BackoffPolicy;
 use hotbunk_core::call::{Call, SleepLevel, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
@@ -69,6 +73,8 @@ pub(crate) struct Config {
     pub(crate) commands: u8,
     /// How many things may go wrong.
     pub(crate) faults: u8,
+    /// How often the agent may be killed.
+    pub(crate) crashes: u8,
     /// Surveys, and somebody else's hands on the engines.
     pub(crate) surveys: bool,
     /// Processes may die at any time, not only while something is asked of them.
@@ -81,6 +87,8 @@ pub(crate) struct Config {
     pub(crate) places_are_taken: bool,
     /// Drain policy.
     pub(crate) drain: DrainPolicy,
+    /// What a gateway asks for, and what happens where nobody asks.
+    pub(crate) gateway: Gateway,
     /// Bugs, to see that they are found.
     pub(crate) planted: Planted,
 }
@@ -131,8 +139,23 @@ pub(crate) enum Act {
     Die(u16),
     /// Somebody else puts it to sleep or wakes it.
     Meddle(u16),
+    /// The gateway does something about an engine.
+    Gateway(u16, Does),
     /// Time passes.
     Tick,
+    /// The agent is killed, and another one takes over.
+    Crash(Leaves),
+}
+
+/// What a killed agent leaves of what it had just asked for, and how much its successor gets to see.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Leaves {
+    /// What was asked for is done all the same; else it never arrived.
+    pub(crate) done: bool,
+    /// The engine that it was asked of does not answer: it may still be at it.
+    pub(crate) silent: bool,
+    /// Bytes cannot be told apart.
+    pub(crate) blind: bool,
 }
 
 /// An action under way.
@@ -179,8 +202,14 @@ pub(crate) struct Sys {
     pub(crate) commands: u8,
     /// Faults left.
     pub(crate) faults: u8,
+    /// Agents left to be killed.
+    pub(crate) crashes: u8,
     /// Ticks left.
     pub(crate) ticks: u8,
+    /// What the gateway holds, by engine.
+    pub(crate) held: Vec<bool>,
+    /// Requests that may still come.
+    pub(crate) asks: u8,
     /// Actions since the last thing that went wrong.
     pub(crate) since: u16,
     /// Operations under way, as the notes told.
@@ -214,8 +243,12 @@ impl Sys {
             timeouts: Timeouts::default(),
             stop_grace: Duration::from_secs(5),
             backoff: BackoffPolicy { budget: 3, ..BackoffPolicy::default() },
-            turn: hotbunk_core::spec::Turn::default(),
-            ladder: Vec::new(),
+            turn: hotbunk_core::spec::Turn {
+                min_residency: Duration::ZERO,
+                pinned: config.gateway.pinned.iter().any(|p| usize::from(*p) == at),
+                ..hotbunk_core::spec::Turn::default()
+            },
+            ladder: config.gateway.ladder(at),
             recycle: hotbunk_core::creep::Recycle::default(),
         };
         let device = |(at, (capacity, max_awake)): (usize, &(u64, u16))| DeviceSpec {
@@ -280,6 +313,8 @@ impl Sys {
         Sys {
             goal: config.engines.iter().map(|s| s.at == Tier::Awake).collect(),
             tampered: vec![false; config.engines.len()],
+            held: vec![false; config.engines.len()],
+            asks: config.gateway.asks,
             node,
             procs,
             pending: Vec::new(),
@@ -288,6 +323,7 @@ impl Sys {
             blind: false,
             commands: config.commands,
             faults: config.faults,
+            crashes: config.crashes,
             ticks: if config.surveys { 2 } else { 0 },
             since: 0,
             observed: Vec::new(),
@@ -411,6 +447,12 @@ impl Sys {
                     Call::Sleep { level: SleepLevel::L1, mode: None }
                 };
                 self.procs[e].call(&caps, config.engines[e].size, call, room);
+            }
+            Act::Gateway(at, does) => self.does(config, *at, *does, now),
+            Act::Crash(leaves) => {
+                self.crashes = self.crashes.saturating_sub(1);
+                self.since = 0;
+                self.crash(config, *leaves, now);
             }
             Act::Tick => {
                 self.ticks = self.ticks.saturating_sub(1);

@@ -1,0 +1,110 @@
+//! The agent is killed at any instant and another one takes over: a new core, which has what was kept of the old one and
+//! what it finds of the world.
+//!
+//! What had been asked of the world goes on without anybody who listens: it may be done, may never have arrived, or may
+//! still run.
+
+use super::{Config, Leaves, Pending, Sys, id};
+use crate::world::{Proc, Weights};
+use hotbunk_core::adopt::{self, Adopted, Adoption, Found, Process};
+use hotbunk_core::call::SleepingAnswer;
+use hotbunk_core::effect::Action;
+use hotbunk_core::event::Event;
+use hotbunk_core::ids::DeviceId;
+use hotbunk_core::state::Node;
+use hotbunk_core::time::Moment;
+
+impl Sys {
+    /// How an agent may leave things now.
+    pub(crate) fn ways_to_be_killed(&self) -> Vec<Leaves> {
+        let asked = |p: &Pending| {
+            let of_a_process = matches!(p.action, Action::Call { .. }) && !p.orphaned;
+            of_a_process || matches!(p.action, Action::Spawn { .. } | Action::Stop { .. })
+        };
+        let call = self.pending.iter().any(|p| matches!(p.action, Action::Call { .. }) && !p.orphaned);
+        let dones: &[bool] = if self.pending.iter().any(asked) { &[true, false] } else { &[false] };
+        let silents: &[bool] = if call { &[false, true] } else { &[false] };
+        let mut all = Vec::new();
+        for done in dones {
+            for silent in silents {
+                all.extend([false, true].map(|blind| Leaves { done: *done, silent: *silent, blind }));
+            }
+        }
+        all
+    }
+
+    pub(crate) fn crash(&mut self, config: &Config, leaves: Leaves, now: Moment) {
+        let known = self.ids();
+        let mut silent = vec![false; self.procs.len()];
+        for p in std::mem::take(&mut self.pending) {
+            let e = p.action.engine();
+            let at = usize::from(e.0);
+            match &p.action {
+                Action::Call { call, .. } if !p.orphaned && self.procs[at].alive => {
+                    silent[at] = leaves.silent;
+                    if leaves.done {
+                        let room = self.room(config, e);
+                        let size = Self::size(config, e);
+                        self.procs[at].call(&Self::caps(config, e), size, *call, room);
+                        self.procs[at].busy = leaves.silent;
+                    }
+                }
+                Action::Spawn { .. } if leaves.done => {
+                    let leftover = self.procs[at].leftover;
+                    self.procs[at] = Proc { alive: true, leftover, ..Proc::stopped() };
+                }
+                Action::Stop { .. } if leaves.done => self.procs[at].die(),
+                // Waiting for what runs, looking, and a token more or less change nothing.
+                _ => {}
+            }
+        }
+        self.exits.clear();
+        self.surveys.clear();
+        // Who waited was waiting for the agent that is gone.
+        self.held.fill(false);
+        let kept = adopt::keep(&self.node);
+        let mut node = Node::new(
+            self.node.engines.iter().map(|e| e.spec.clone()).collect(),
+            self.node.devices.iter().map(|d| d.spec.clone()).collect(),
+            self.node.policy,
+            self.node.next_operation,
+        );
+        std::mem::swap(&mut self.node, &mut node);
+        let engines = kept.engines.into_iter().enumerate().map(|(at, kept)| Adopted {
+            engine: id(at),
+            found: self.found(config, at, silent[at], leaves.blind, kept.process),
+            kept: Some(kept),
+        });
+        let adoption = Adoption {
+            engines: engines.collect(),
+            devices: kept.devices.into_iter().enumerate().map(|(at, d)| (device(at), d)).collect(),
+            used: Vec::new(),
+            work: Some(kept.work),
+        };
+        self.feed_known(config, Event::Adopted(Box::new(adoption)), now, known);
+        self.feed(config, Event::Boot { awake: None }, now);
+    }
+
+    fn found(&self, config: &Config, at: usize, silent: bool, blind: bool, had_process: bool) -> Found {
+        let caps = config.engines[at].caps;
+        let p = &self.procs[at];
+        let process = match (p.alive, had_process) {
+            (true, _) => Process::Lives,
+            (false, true) => Process::Ended(String::new()),
+            (false, false) => Process::None,
+        };
+        // One that is not loaded yet has nobody who answers.
+        let answers = p.alive && !silent && p.weights != Weights::None;
+        let sleeping = if answers {
+            SleepingAnswer::Says { is_sleeping: p.is_sleeping(&caps) }
+        } else {
+            SleepingAnswer::Unknown
+        };
+        let bytes = (p.alive && !blind).then(|| p.bytes(config.engines[at].size) - p.leftover);
+        Found { process, sleeping, bytes, capabilities: answers.then_some(caps) }
+    }
+}
+
+fn device(at: usize) -> DeviceId {
+    DeviceId(u16::try_from(at).unwrap_or(u16::MAX))
+}
