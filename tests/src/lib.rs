@@ -16,6 +16,7 @@ mod engine;
 mod node;
 mod processes;
 mod requests;
+mod runtime;
 mod wait;
 
 pub use agent::{Agent, IncidentSeen};
@@ -23,9 +24,10 @@ pub use ask::{Sleep, Switch, reset, restart, start, stop, wake};
 pub use binaries::{agent_binary, ctl_binary};
 pub use ctl::{Done, ctl};
 pub use engine::{Engine, Stream};
-pub use node::{DeviceSetup, EngineSetup, Node, Setup, free_port};
-pub use processes::{Process, kill, living, signal};
+pub use node::{DeviceSetup, EngineSetup, Foreign, Node, Setup, free_port};
+pub use processes::{Process, kill, living, living_in_group, signal};
 pub use requests::Requests;
+pub use runtime::{EXIT as RUNTIME_EXIT, Request as RuntimeRequest, Runtime};
 pub use wait::{PATIENCE, until, until_some};
 
 /// One MiB in bytes.

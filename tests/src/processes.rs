@@ -11,6 +11,8 @@ pub struct Process {
     pub pid: u32,
     /// Its parent's.
     pub parent: u32,
+    /// Its process group.
+    pub group: u32,
     /// What the kernel calls it.
     pub comm: String,
     /// Its command line, words joined by spaces.
@@ -25,6 +27,13 @@ pub fn living(dir: &Path) -> Vec<Process> {
     pids.filter_map(read).filter(|process| process.command.contains(&dir)).collect()
 }
 
+/// Living processes of a process group.
+pub fn living_in_group(group: u32) -> Vec<Process> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(read).filter(|process| process.group == group).collect()
+}
+
 fn read(pid: u32) -> Option<Process> {
     let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let command = String::from_utf8_lossy(&command).replace('\0', " ");
@@ -35,8 +44,9 @@ fn read(pid: u32) -> Option<Process> {
         return None;
     }
     let parent = fields.next()?.parse().ok()?;
+    let group = fields.next()?.parse().ok()?;
     let comm = head.split_once('(')?.1.to_owned();
-    Some(Process { pid, parent, comm, command })
+    Some(Process { pid, parent, group, comm, command })
 }
 
 /// Sends a signal; a process that is gone gets none.
@@ -50,4 +60,16 @@ pub fn signal(pid: u32, signal: Signal) {
 /// `kill -9`.
 pub fn kill(pid: u32) {
     signal(pid, Signal::KILL);
+}
+
+/// Living processes of a session, by pid.
+pub(crate) fn in_session(session: u32) -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let of = |pid: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // STATE PPID PGRP SESSION …
+        stat.rsplit_once(')')?.1.split_ascii_whitespace().nth(3)?.parse::<u32>().ok()
+    };
+    pids.filter(|pid| of(pid) == Some(session)).collect()
 }

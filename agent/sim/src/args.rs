@@ -21,15 +21,21 @@ pub struct SimArgs {
     /// Served model name; default: the profile's
     #[arg(long)]
     pub model: Option<String>,
-    /// Further names that requests may use
+    /// Names that requests use instead of the model's; metrics carry the first
     #[arg(long, num_args = 1..)]
     pub served_model_name: Vec<String>,
+    /// Keys of which inference requests must carry one
+    #[arg(long, num_args = 1..)]
+    pub api_key: Vec<String>,
     /// Address to listen on
     #[arg(long, default_value = "127.0.0.1")]
     pub host: IpAddr,
     /// Port to listen on
     #[arg(long, default_value_t = 8000)]
     pub port: u16,
+    /// Unix socket to listen on, instead of address and port
+    #[arg(long, value_name = "PATH")]
+    pub uds: Option<PathBuf>,
     /// `l20`, or a TOML file with a device's and engines' figures
     #[arg(long, default_value = "l20")]
     pub profile: String,
@@ -72,9 +78,21 @@ pub struct SimArgs {
     /// Worker processes' worth of devices; as many ledgers are needed
     #[arg(long, default_value_t = 1)]
     pub tensor_parallel_size: usize,
+    /// `mp`: workers are processes of their own; default: `uni` with one worker, `mp` with more
+    #[arg(long, value_enum)]
+    pub distributed_executor_backend: Option<Backend>,
     /// Arm a fault; may be repeated
     #[arg(long, value_name = "KIND[=ARG][*COUNT]", long_help = faults::help())]
     pub fault: Vec<Fault>,
+}
+
+/// Where the workers live.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum Backend {
+    /// In the engine core's process.
+    Uni,
+    /// In processes of their own.
+    Mp,
 }
 
 /// Why the arguments cannot be meant.
@@ -106,7 +124,12 @@ pub enum Error {
 #[derive(Debug, Clone)]
 pub(crate) struct Settings {
     pub(crate) args: SimArgs,
+    /// The first of [`Settings::served`].
     pub(crate) model_name: String,
+    /// Names that requests may use; never empty.
+    pub(crate) served: Vec<String>,
+    /// Whether workers are processes of their own.
+    pub(crate) has_worker_processes: bool,
     pub(crate) max_model_len: u32,
     pub(crate) profile: Profile,
     pub(crate) engine: EngineProfile,
@@ -141,8 +164,14 @@ impl SimArgs {
         // As vLLM reads them: any number but 0 is yes.
         let on =
             |name: &str| std::env::var(name).is_ok_and(|v| v.trim().parse::<i64>().is_ok_and(|n| n != 0));
+        let model = self.model.clone().unwrap_or_else(|| engine.model.clone());
+        let served =
+            if self.served_model_name.is_empty() { vec![model] } else { self.served_model_name.clone() };
+        let backend = self.distributed_executor_backend;
         Ok(Settings {
-            model_name: self.model.clone().unwrap_or_else(|| engine.model.clone()),
+            model_name: served.first().cloned().unwrap_or_default(),
+            served,
+            has_worker_processes: backend.map_or(self.tensor_parallel_size > 1, |b| b == Backend::Mp),
             max_model_len: self.max_model_len.unwrap_or(engine.max_model_len),
             profile,
             engine,
@@ -173,7 +202,7 @@ impl Settings {
 
     /// Whether requests may use this model name.
     pub(crate) fn serves(&self, model: &str) -> bool {
-        model == self.model_name || self.args.served_model_name.iter().any(|m| m == model)
+        self.served.iter().any(|m| m == model)
     }
 }
 

@@ -13,6 +13,7 @@
 //!  ├─ resource tracker         holds nothing, leaves when the last holder of its pipe has left  (process)
 //!  └─ VLLM::EngineCore         scheduler, worker, device and host memory, one thread            (core/)
 //!        │ stdin/stdout: JSON lines, one line a decode step                                     (ipc)
+//!        ├─ VLLM::Worker…     owns device memory, where workers are processes of their own     (core/workers)
 //!        └─ device ledger      a file per device, shared by all engines of the node             (ledger)
 //! ```
 //!
@@ -66,6 +67,7 @@ pub fn run(args: SimArgs) -> ExitCode {
     };
     match role {
         process::Role::EngineCore => core::run(settings),
+        process::Role::Worker => core::run_worker(&settings),
         process::Role::ApiServer | process::Role::ResourceTracker => server::run(settings),
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! Children are this program again, with the same arguments and the role in the environment. The resource tracker
 //! leaves when the last holder of its pipe has left; the engine core inherits an end of it without knowing, so after
-//! `kill -9` of the API server both stay, as vLLM's do (CONTRACT 5 [run]). Nobody watches a parent.
+//! `kill -9` of the API server both stay, as vLLM's do (CONTRACT 5 [run]). Only workers watch their parent: by a pipe
+//! that ends with the engine core, some time after which they leave too.
 
 use rustix::fd::OwnedFd;
 use rustix::io::FdFlags;
@@ -18,6 +19,7 @@ pub(crate) enum Role {
     ApiServer,
     EngineCore,
     ResourceTracker,
+    Worker,
 }
 
 /// An unknown role: somebody set the variable by hand.
@@ -31,6 +33,7 @@ impl Role {
             Err(_) | Ok("") => Ok(Role::ApiServer),
             Ok("engine_core") => Ok(Role::EngineCore),
             Ok("resource_tracker") => Ok(Role::ResourceTracker),
+            Ok("worker") => Ok(Role::Worker),
             Ok(other) => Err(UnknownRole(other.to_owned())),
         }
     }
@@ -57,6 +60,18 @@ pub(crate) fn spawn_children() -> std::io::Result<Children> {
     let core = again("engine_core", "VLLM::EngineCore")?.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
     rustix::io::fcntl_setfd(&write_end, FdFlags::CLOEXEC)?;
     Ok(Children { core: core?, tracker_pipe: write_end })
+}
+
+/// Starts a worker, which stays until its standard input ends.
+pub(crate) fn spawn_worker(rank: usize, count: usize) -> std::io::Result<Child> {
+    let title = if count > 1 { format!("VLLM::Worker_TP{rank}") } else { "VLLM::Worker".to_owned() };
+    again("worker", &title)?.stdin(Stdio::piped()).stdout(Stdio::null()).spawn()
+}
+
+/// The children of a process, as the kernel lists them.
+pub(crate) fn children_of(pid: u32) -> Vec<u32> {
+    let list = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    list.split_ascii_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
 fn again(role: &str, title: &str) -> std::io::Result<Command> {

@@ -88,6 +88,21 @@ impl Version {
         self.from(31, 0)
     }
 
+    /// `/get_world_size`: seen on 0.32 [run]; where it began was not looked up.
+    pub fn has_world_size(self) -> bool {
+        self.from(32, 0)
+    }
+
+    /// `/v1/responses`: seen on 0.32 [run]; taken to be there since 0.10.2.
+    pub fn has_responses(self) -> bool {
+        self.from(10, 2)
+    }
+
+    /// `/v1/messages`: seen on 0.32 [run]; taken to be there since 0.12.
+    pub fn has_messages(self) -> bool {
+        self.from(12, 0)
+    }
+
     /// `/weight_checker`: 0.32 (1.1 [src]).
     pub fn has_weight_checker(self) -> bool {
         self.from(32, 0)

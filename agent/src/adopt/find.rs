@@ -6,7 +6,7 @@
 use crate::device::Sampler;
 use crate::effects::EngineSlot;
 use crate::engine::{Client, Detected, Identity};
-use crate::process::{EngineProcess, Ownership, Predecessor, ProcessEvent, port_belongs_to};
+use crate::process::{EngineProcess, Ownership, Predecessor, ProcessEvent};
 use hotbunk_core::adopt::{Found, Process};
 use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::ids::DeviceId;
@@ -33,7 +33,7 @@ pub(super) async fn evidence(
     if !predecessor.leader_runs() {
         return nothing(Process::Ended(how_it_ended(&process).await));
     }
-    match port_belongs_to(slot.config.port, &process.pids()) {
+    match process.owns_port(slot.config.port) {
         Ownership::Ours | Ownership::Unknown { .. } => {}
         // Still starting.
         Ownership::NobodyListens => return nothing(Process::Lives),

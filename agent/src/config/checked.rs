@@ -220,6 +220,8 @@ pub struct Engine {
     pub log: LogFiles,
     /// Where a simulated engine writes its operation log.
     pub op_log: Option<PathBuf>,
+    /// Where its command is a container runtime's: how its container is found and ended.
+    pub container: Option<Container>,
     /// Deadlines that replace the computed ones.
     pub timeouts: Timeouts,
     /// Whether the command runs the project's simulated engine.
@@ -250,6 +252,17 @@ pub struct Recycle {
     pub creep_bytes: Option<u64>,
     /// Sleeps of one process; `None`: any number.
     pub sleeps: Option<u32>,
+}
+
+/// How an engine's container is found and ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Container {
+    /// Ends it in order; at least the program.
+    pub stop: Vec<String>,
+    /// Ends it at once; `stop` again where it is empty.
+    pub kill: Vec<String>,
+    /// Where the runtime writes the container's id (`--cidfile`).
+    pub id_file: Option<PathBuf>,
 }
 
 /// A value that is never printed.
@@ -386,7 +399,30 @@ impl Drain {
     }
 }
 
-/// How much the journal keeps.
+/// What happens while the journal cannot be written. Serving goes on either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OnFailure {
+    /// Everything goes on; what happens is only logged.
+    #[default]
+    GoOn,
+    /// What asks for engines to be moved is refused until it can be written again.
+    RefuseSwitching,
+}
+
+impl OnFailure {
+    /// Both.
+    pub const ALL: [OnFailure; 2] = [OnFailure::GoOn, OnFailure::RefuseSwitching];
+
+    /// The word used everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            OnFailure::GoOn => "go_on",
+            OnFailure::RefuseSwitching => "refuse_switching",
+        }
+    }
+}
+
+/// How much the journal keeps, and what happens without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Journal {
     /// Age of records. Default 30 days.
@@ -395,6 +431,8 @@ pub struct Journal {
     pub sample_retention: Duration,
     /// Size of the file. Default 1 GiB.
     pub max_bytes: u64,
+    /// What happens while it cannot be written. Default `go_on`.
+    pub on_failure: OnFailure,
 }
 
 /// A cycle that runs by itself.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use hotbunk_core::tier::Tier;
 
-use super::checked::{Drain, LogFormat, OnStop, Strategy};
+use super::checked::{Drain, LogFormat, OnFailure, OnStop, Strategy};
 use super::reader::{Located, OneOrMany, Size, Span, section, words};
 
 words!(Tier, [
@@ -23,6 +23,7 @@ words!(Strategy, [
     "park" => Strategy::Park,
 ]);
 words!(Drain, ["wait" => Drain::Wait, "freeze" => Drain::Freeze, "abort" => Drain::Abort]);
+words!(OnFailure, ["go_on" => OnFailure::GoOn, "refuse_switching" => OnFailure::RefuseSwitching]);
 words!(OnStop, ["stop" => OnStop::Stop, "leave" => OnStop::Leave]);
 words!(LogFormat, ["text" => LogFormat::Text, "json" => LogFormat::Json]);
 
@@ -185,8 +186,22 @@ section! {
         log: RawLog,
         /// Where a simulated engine writes its operation log.
         op_log: String,
+        /// Where the command starts a container.
+        container: RawContainer,
         /// Deadlines that replace the computed ones.
         timeouts: RawTimeouts,
+    }
+}
+
+section! {
+    /// An engine in a container, which is no descendant of the command that starts it. `{name}` is the engine's name.
+    struct RawContainer {
+        /// Program and arguments that end the container in order.
+        stop (required): Vec<Located<String>>,
+        /// Program and arguments that end it at once. Default: `stop` again.
+        kill: Vec<Located<String>>,
+        /// File that the runtime writes the container's id to (--cidfile). Default: it is found by its port.
+        id_file: String,
     }
 }
 
@@ -345,7 +360,7 @@ section! {
 }
 
 section! {
-    /// How much the journal keeps.
+    /// How much the journal keeps, and what happens without it.
     struct RawJournal {
         /// Age of records. Default 30d.
         retention: Span,
@@ -353,6 +368,8 @@ section! {
         sample_retention: Span,
         /// Size of the file. Default 1GiB.
         max_size: Size,
+        /// What happens while it cannot be written: go_on (events are only logged) or refuse_switching. Default go_on.
+        on_failure: OnFailure,
     }
 }
 

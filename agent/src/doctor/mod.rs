@@ -10,10 +10,10 @@ mod handoffs;
 use crate::config::{Config, Facts, Severity};
 use crate::device::Health;
 use crate::effects::Hands;
-use crate::process::{LeftAlone, Ownership, port_belongs_to};
+use crate::process::{EngineProcess, LeftAlone, Ownership, port_belongs_to};
 use crate::switcher::Handle;
 use hotbunk_api::doctor::{DoctorCheck, DoctorReport, DoctorVerdict};
-use hotbunk_core::ids::DeviceId;
+use hotbunk_core::ids::{DeviceId, EngineId};
 use hotbunk_core::ledger::{self, human};
 use hotbunk_core::state::Node;
 use hotbunk_core::tier::Tier;
@@ -23,13 +23,16 @@ use std::path::{Path, PathBuf};
 pub async fn examine(config: &Config, switcher: &Handle, hands: &Hands) -> DoctorReport {
     let node = switcher.node();
     let mut checks = vec![configuration(config)];
-    checks.extend((0..node.devices.len()).map(|at| device(&node, hands, at)));
+    for at in 0..node.devices.len() {
+        checks.push(device(&node, hands, at));
+        checks.extend(processes(&node, hands, at).await);
+    }
     checks.push(host_memory(&node, hands));
     checks.extend(hands.left_alone.iter().map(left_alone));
     for id in node.ids() {
         let slot = hands.slot(id);
         checks.push(program(&slot.config.name, &slot.config.command));
-        checks.push(port(&slot.config.name, slot.config.port, slot.process().map(|p| p.pids())));
+        checks.push(port(&slot.config.name, slot.config.port, slot.process()));
         let facts = slot.facts();
         let e = node.engine(id);
         checks.push(engine::detected(e, facts.version.as_deref(), facts.detected));
@@ -62,7 +65,7 @@ fn configuration(config: &Config) -> DoctorCheck {
 }
 
 fn device(node: &Node, hands: &Hands, at: usize) -> DoctorCheck {
-    let id = DeviceId(u16::try_from(at).unwrap_or(u16::MAX));
+    let id = device_id(at);
     let name = format!("device {}", node.device(id).spec.name);
     let model = hands.sampler.info(id).map_or("unknown".to_owned(), |i| format!("{} {}", i.model, i.uuid));
     let used = hands.sampler.latest(id).map_or("unknown".to_owned(), |r| human(r.used));
@@ -96,6 +99,54 @@ fn left_alone(left: &LeftAlone) -> DoctorCheck {
         help: Some(left.why.clone()),
         ..check("left by a former agent", DoctorVerdict::Warning, found)
     }
+}
+
+/// The processes on a device as the driver lists them, in pid order: `4711 (A) 597 MiB, 4712 (nobody of ours) 12 MiB`.
+async fn processes(node: &Node, hands: &Hands, at: usize) -> Option<DoctorCheck> {
+    let id = device_id(at);
+    if hands.sampler.health(id) == Health::NotWatched {
+        return None;
+    }
+    let name = format!("device {}: processes", node.device(id).spec.name);
+    let listed = hands.sampler.read_now(id).await.ok().and_then(|reading| reading.processes);
+    let Some(listed) = listed else {
+        return Some(DoctorCheck {
+            help: Some("handoffs are verified by device-wide bytes alone".to_owned()),
+            ..check(name, DoctorVerdict::Skipped, "the driver does not list them")
+        });
+    };
+    let owner = |pid: u32| {
+        let owns = |id: &EngineId| hands.slot(*id).process().is_some_and(|p| p.pids().contains(&pid));
+        node.ids().find(owns).map_or("nobody of ours", |id| node.engine(id).spec.name.as_str())
+    };
+    let mut listed: Vec<_> = listed.iter().collect();
+    listed.sort_by_key(|process| process.pid);
+    let words: Vec<String> = listed
+        .iter()
+        .map(|process| {
+            let bytes = process.bytes.map_or("unknown".to_owned(), |b| format!("{} MiB", b >> 20));
+            format!("{} ({}) {bytes}", process.pid, owner(process.pid))
+        })
+        .collect();
+    let ours = node.ids().any(|id| hands.slot(id).process().is_some());
+    let known = listed.iter().any(|process| owner(process.pid) != "nobody of ours");
+    let found = if words.is_empty() { "none".to_owned() } else { words.join(", ") };
+    if ours && !known {
+        // A container with process ids of its own sees the host's numbers, or none.
+        return Some(DoctorCheck {
+            help: Some(
+                "no listed process is an engine's: in a container run the agent with the host's process ids (--pid \
+                 host); until then engines' own bytes are unknown"
+                    .to_owned(),
+            ),
+            ..check(name, DoctorVerdict::Warning, found)
+        });
+    }
+    Some(check(name, DoctorVerdict::Ok, found))
+}
+
+fn device_id(at: usize) -> DeviceId {
+    DeviceId(u16::try_from(at).unwrap_or(u16::MAX))
 }
 
 fn host_memory(node: &Node, hands: &Hands) -> DoctorCheck {
@@ -142,9 +193,13 @@ fn find_program(program: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|dir| dir.join(program)).find(|p| p.is_file())
 }
 
-fn port(engine: &str, port: u16, pids: Option<Vec<u32>>) -> DoctorCheck {
+fn port(engine: &str, port: u16, process: Option<EngineProcess>) -> DoctorCheck {
     let name = format!("engine {engine}: port {port}");
-    match (port_belongs_to(port, pids.as_deref().unwrap_or_default()), pids.is_some()) {
+    if let Some(why) = process.as_ref().and_then(EngineProcess::not_contained) {
+        return check(name, DoctorVerdict::Warning, format!("its container was not found: {why}"));
+    }
+    let owner = process.as_ref().map_or_else(|| port_belongs_to(port, &[]), |p| p.owns_port(port));
+    match (owner, process.is_some()) {
         (Ownership::Ours, _) => check(name, DoctorVerdict::Ok, "its own process listens"),
         (Ownership::NobodyListens, false) => check(name, DoctorVerdict::Ok, "free"),
         (Ownership::NobodyListens, true) => {

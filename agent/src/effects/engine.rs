@@ -5,7 +5,9 @@ use crate::adopt::Life;
 use crate::config;
 use crate::engine::{Canary, Client, Detected, Endpoint, Health, Identity};
 use crate::events::Incident;
-use crate::process::{EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to};
+use crate::process::{
+    self, ContainerSpec, EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to,
+};
 use hotbunk_core::capability::Capabilities;
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
@@ -185,10 +187,17 @@ impl EngineSlot {
                 keep: usize::try_from(c.log.keep).unwrap_or(usize::MAX),
             },
             grace: c.stop_grace,
+            container: c.container.as_ref().map(|container| ContainerSpec {
+                port: c.port,
+                stop: container.stop.clone(),
+                kill: container.kill.clone(),
+                id_file: container.id_file.clone(),
+            }),
         };
         // First what can fail without leaving anything behind.
         let client = Client::new(self.endpoint()).map_err(|e| chain(&e))?;
-        let process = shims.spawn(launch).await.map_err(|e| chain(&e))?;
+        let process =
+            spawn_once_there_is_room(shims, launch, c.start_timeout).await.map_err(|e| chain(&e))?;
         self.live(|l| {
             l.last_log = Some(process.log_path().to_owned());
             l.process = Some(process.clone());
@@ -238,8 +247,11 @@ impl EngineSlot {
                 return Asked::NotYet(format!("/health answered {status}: {message}"));
             }
         }
+        if let Some(why) = process.not_contained() {
+            return Asked::NotYet(format!("its container was not found: {why}"));
+        }
         // The kernel knows whose socket it is; where it cannot be read, the model's id has to do.
-        match port_belongs_to(self.config.port, &process.pids()) {
+        match process.owns_port(self.config.port) {
             Ownership::Ours | Ownership::Unknown { .. } => {}
             Ownership::NobodyListens => return Asked::NotYet("nobody listens on its port".to_owned()),
             Ownership::Foreign { pid } => {
@@ -338,6 +350,35 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// How often the state directory is tried again.
+const ROOM: Duration = Duration::from_millis(500);
+
+/// Spawns. While the disk has no room for what the shim needs there, that is waited for: it is no crash of the engine,
+/// and a budget of crashes that it used up in seconds would keep the engine away after there is room.
+async fn spawn_once_there_is_room(
+    shims: &Shims,
+    launch: Launch,
+    at_most: Duration,
+) -> Result<EngineProcess, process::Error> {
+    let until = Instant::now() + at_most;
+    let mut said = false;
+    loop {
+        match shims.spawn(launch.clone()).await {
+            Err(error) if error.is_no_room() && Instant::now() < until => {
+                if !std::mem::replace(&mut said, true) {
+                    tracing::error!(
+                        engine = launch.engine,
+                        error = chain(&error),
+                        "waits for room on the disk"
+                    );
+                }
+                tokio::time::sleep(ROOM).await;
+            }
+            other => return other,
+        }
+    }
 }
 
 #[cfg(test)]

@@ -21,6 +21,7 @@ use crate::events::{Context, Incident, Recorder};
 use crate::gateway::Hub;
 use crate::host::{self, HostSampler};
 use crate::journal::record::{Bytes, Outcome, Record};
+use crate::process::tree::Member;
 use crate::process::{EngineProcess, LeftAlone, LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
 use hotbunk_core::call::Call;
@@ -274,13 +275,31 @@ impl Hands {
 
     /// Passes on what happens to a process, from now until its end.
     pub fn watch(&self, slot: Arc<EngineSlot>, engine: EngineId, life: u64, process: &EngineProcess) {
-        let (mut events, incarnation) = (process.events(), process.incarnation());
+        let (mut events, mut incarnation) = (process.events(), process.incarnation());
         let (inputs, recorder) = (self.inputs.clone(), self.recorder.clone());
         tokio::spawn(async move {
             while let Some(event) = events.recv().await {
                 let reason = match event {
                     ProcessEvent::Exited { reason, .. } => reason,
                     ProcessEvent::ShimLost => "its shim was killed".to_owned(),
+                    ProcessEvent::Contained(contained) => {
+                        let Member { pid, start_ticks } = contained.leader;
+                        tracing::info!(engine = slot.config.name, pid, group = ?contained.group, "container found");
+                        // From now on it goes by that name, for a later agent too.
+                        (incarnation.pid, incarnation.start_ticks) = (pid, start_ticks);
+                        let keep = slot.life().map(|life| keep_life(&slot.config.name, &life));
+                        drop(recorder.record_step(Vec::new(), keep.into_iter().collect()).await);
+                        continue;
+                    }
+                    ProcessEvent::ClientGone => {
+                        let engine = slot.config.name.clone();
+                        drop(
+                            recorder
+                                .record_one(&Context::none(), Incident::ContainerClientLost { engine })
+                                .await,
+                        );
+                        continue;
+                    }
                     ProcessEvent::Swept(end) => {
                         let swept = Record::Swept {
                             engine: slot.config.name.clone(),

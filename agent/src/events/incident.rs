@@ -85,6 +85,14 @@ pub enum Incident {
         /// Bytes that were lost when it was noticed.
         lost_bytes: u64,
     },
+    /// The container runtime's client has ended alone.
+    #[error(
+        "the container of engine {engine} runs on, but its client has ended: its output is not kept until it is restarted"
+    )]
+    ContainerClientLost {
+        /// Engine's name.
+        engine: String,
+    },
     /// A scheduled cycle did not run.
     #[error("the scheduled cycle {plan} was left out: {reason}")]
     CycleSkipped {
@@ -101,6 +109,12 @@ pub enum Incident {
         /// What was wrong.
         reason: String,
     },
+    /// The journal can be written again.
+    #[error("the journal can be written again; {lost} events stand in the log alone")]
+    JournalRestored {
+        /// Events that it lacks.
+        lost: u64,
+    },
     /// The journal cannot be written.
     #[error("the journal cannot be written, events are only logged: {reason}")]
     JournalFailed {
@@ -111,7 +125,7 @@ pub enum Incident {
 
 impl Incident {
     /// The code of every incident of this list.
-    pub const CODES: [&'static str; 10] = [
+    pub const CODES: [&'static str; 12] = [
         "predecessor_stopped",
         "left_alone",
         "settings_changed",
@@ -119,9 +133,11 @@ impl Incident {
         "stop_forced",
         "log_flooded",
         "log_unwritable",
+        "container_client_lost",
         "cycle_skipped",
         "journal_set_aside",
         "journal_failed",
+        "journal_restored",
     ];
 
     /// Stable, snake_case.
@@ -134,9 +150,11 @@ impl Incident {
             Incident::StopForced { .. } => "stop_forced",
             Incident::LogFlooded { .. } => "log_flooded",
             Incident::LogUnwritable { .. } => "log_unwritable",
+            Incident::ContainerClientLost { .. } => "container_client_lost",
             Incident::CycleSkipped { .. } => "cycle_skipped",
             Incident::JournalSetAside { .. } => "journal_set_aside",
             Incident::JournalFailed { .. } => "journal_failed",
+            Incident::JournalRestored { .. } => "journal_restored",
         }
     }
 
@@ -148,11 +166,13 @@ impl Incident {
             | Incident::OrphansKilled { engine, .. }
             | Incident::StopForced { engine, .. }
             | Incident::LogFlooded { engine, .. }
-            | Incident::LogUnwritable { engine, .. } => Some(engine),
+            | Incident::LogUnwritable { engine, .. }
+            | Incident::ContainerClientLost { engine } => Some(engine),
             Incident::LeftAlone { .. }
             | Incident::CycleSkipped { .. }
             | Incident::JournalSetAside { .. }
-            | Incident::JournalFailed { .. } => None,
+            | Incident::JournalFailed { .. }
+            | Incident::JournalRestored { .. } => None,
         }
     }
 
@@ -199,6 +219,7 @@ pub(super) fn level_of(code: &str) -> Level {
     }
     match code {
         "journal_failed" | "log_unwritable" => Level::ERROR,
+        "journal_restored" => Level::INFO,
         _ => Level::WARN,
     }
 }

@@ -10,8 +10,10 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use super::Error;
+use super::container::{Contained, forwards};
 use super::log::{LogLoss, MEMORY_LINES, tail_of_file, telling_line};
 use super::monitor::{Monitor, Question};
+use super::port::{Ownership, port_belongs_to};
 use super::protocol::{Answer, Ask, Exit};
 use super::scope::Scope;
 use super::signal;
@@ -39,6 +41,10 @@ pub enum ProcessEvent {
     Swept(SweepEnd),
     /// At any time, once for each cause: some of the output is not kept.
     LogLost(LogLoss),
+    /// Of an engine in a container: the container was found, and is its process from now on.
+    Contained(Contained),
+    /// The container runtime's client has ended alone: the container runs on, its output is not kept any more.
+    ClientGone,
 }
 
 /// How a stop went.
@@ -83,11 +89,38 @@ impl Bus {
 pub(super) struct Inner {
     pub(super) state: ShimState,
     pub(super) state_file: PathBuf,
-    pub(super) scope: Scope,
+    pub(super) held: Mutex<Held>,
     pub(super) bus: Mutex<Bus>,
 }
 
+/// What is learned of the processes while they run.
+#[derive(Debug)]
+pub(super) struct Held {
+    scope: Scope,
+    /// Why its container is not found yet.
+    not_contained: Option<String>,
+}
+
 impl Inner {
+    fn held(&self) -> std::sync::MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Which processes are its own, as far as is known now.
+    pub(super) fn scope(&self) -> Scope {
+        self.held().scope.clone()
+    }
+
+    pub(super) fn contained(&self, contained: &Contained) {
+        let mut held = self.held();
+        held.scope.found(contained);
+        held.not_contained = None;
+    }
+
+    pub(super) fn not_contained(&self, why: String) {
+        self.held().not_contained = Some(why);
+    }
+
     pub(super) fn tell(&self, event: ProcessEvent) {
         self.bus.lock().unwrap_or_else(PoisonError::into_inner).tell(event);
     }
@@ -97,7 +130,6 @@ impl Inner {
 #[derive(Debug, Clone)]
 pub struct EngineProcess {
     inner: Arc<Inner>,
-    incarnation: Incarnation,
     questions: mpsc::UnboundedSender<Question>,
 }
 
@@ -106,21 +138,42 @@ impl EngineProcess {
     /// had started.
     pub(super) fn attach(state: ShimState, state_file: PathBuf, shim: Option<Child>) -> EngineProcess {
         let (questions, asked) = mpsc::unbounded_channel();
-        // A shim reports only once its engine has a leader; without one the shim itself is the best name there is.
-        let incarnation = state.incarnation().unwrap_or(Incarnation {
-            pid: state.shim.pid,
-            start_ticks: state.shim.start_ticks,
-            boot_id: state.boot_id.clone(),
-        });
-        let scope = Scope::of(&state);
-        let inner = Arc::new(Inner { scope, state, state_file, bus: Mutex::default() });
+        let held = Mutex::new(Held { scope: Scope::of(&state), not_contained: None });
+        let inner = Arc::new(Inner { held, state, state_file, bus: Mutex::default() });
         tokio::spawn(Monitor::new(Arc::clone(&inner), shim, asked).run());
-        EngineProcess { inner, incarnation, questions }
+        EngineProcess { inner, questions }
     }
 
-    /// Which process life this is: the leader's pid, start time and boot.
+    /// Which process life this is: the leader's pid, start time and boot. Of an engine in a container, the container's
+    /// once it was found, its client's before.
     pub fn incarnation(&self) -> Incarnation {
-        self.incarnation.clone()
+        let state = &self.inner.state;
+        let contained =
+            self.inner.scope().container().and_then(|c| c.found.as_ref().map(|found| found.leader));
+        // A shim reports only once its engine has a leader; without one the shim itself is the best name there is.
+        let leader = contained.or(state.leader).unwrap_or(state.shim);
+        Incarnation { pid: leader.pid, start_ticks: leader.start_ticks, boot_id: state.boot_id.clone() }
+    }
+
+    /// Whether it runs in a container that was not found yet: why not.
+    pub fn not_contained(&self) -> Option<String> {
+        let held = self.inner.held();
+        let container = held.scope.container()?;
+        let why = || {
+            held.not_contained.clone().unwrap_or_else(|| "its container was not looked for yet".to_owned())
+        };
+        container.found.is_none().then(why)
+    }
+
+    /// Whose the engine's port is. A published port of a container is listened on by its runtime's forwarder.
+    pub fn owns_port(&self, port: u16) -> Ownership {
+        let owner = port_belongs_to(port, &self.pids());
+        let scope = self.inner.scope();
+        let client = scope.container().filter(|c| c.spec.id_file.is_some()).and_then(|c| c.client);
+        match (owner, client) {
+            (Ownership::Foreign { pid: Some(pid) }, Some(client)) if forwards(pid, client) => Ownership::Ours,
+            (owner, _) => owner,
+        }
     }
 
     /// What the shim wrote down about itself: its pid, cgroup (or why there is none), session.
@@ -137,7 +190,7 @@ impl EngineProcess {
     /// Running processes of the engine, without its shim. Reads `/proc` once (some 10 µs a process of the machine), so
     /// ask about once a second, not in a tight loop.
     pub fn pids(&self) -> Vec<u32> {
-        self.inner.scope.look().iter().map(|stat| stat.pid).collect()
+        self.inner.scope().look().iter().map(|stat| stat.pid).collect()
     }
 
     /// The incarnation's log. At its size limit it is renamed to `….log.N` and begun anew.
@@ -216,7 +269,10 @@ async fn swept(events: &mut mpsc::UnboundedReceiver<ProcessEvent>) -> Option<(Op
     loop {
         match events.recv().await? {
             ProcessEvent::Exited { exit, .. } => leader = Some(exit),
-            ProcessEvent::ShimLost | ProcessEvent::LogLost(_) => {}
+            ProcessEvent::ShimLost
+            | ProcessEvent::LogLost(_)
+            | ProcessEvent::Contained(_)
+            | ProcessEvent::ClientGone => {}
             ProcessEvent::Swept(end) => return Some((leader, end)),
         }
     }

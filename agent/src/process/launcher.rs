@@ -14,6 +14,7 @@ use tokio::net::unix::pipe;
 use tokio::time::timeout;
 
 use super::Error;
+use super::container::ContainerSpec;
 use super::handle::EngineProcess;
 use super::log::LogPolicy;
 use super::protocol::Greeting;
@@ -45,6 +46,8 @@ pub struct Launch {
     pub log: LogPolicy,
     /// Time between SIGTERM to the leader and SIGKILL to the tree, where a stop names none.
     pub grace: Duration,
+    /// Where the command is a container runtime's: how the container is found and ended.
+    pub container: Option<ContainerSpec>,
 }
 
 /// Starts engines, each under a shim of its own.
@@ -92,6 +95,7 @@ impl Shims {
             log_policy: launch.log,
             grace_ms: u64::try_from(launch.grace.as_millis()).unwrap_or(u64::MAX),
             use_cgroup: self.use_cgroup,
+            container: launch.container,
             socket: places.socket.clone(),
         };
         let mut child = self.start_shim(&places.dir, &spec).inspect_err(|_| remove())?;
@@ -226,6 +230,7 @@ mod tests {
             cwd: None,
             log: LogPolicy::default(),
             grace: Duration::from_secs(1),
+            container: None,
         }
     }
 

@@ -27,6 +27,7 @@
 //! a state directory.
 
 mod cgroup;
+mod container;
 mod handle;
 mod launcher;
 mod log;
@@ -45,6 +46,7 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use container::{Contained, ContainerSpec, ContainerState, Group};
 pub use handle::{EngineProcess, ProcessEvent, StopReport};
 pub use launcher::{Launch, Shims};
 pub use log::{LogLoss, LogPolicy, LossCause, telling_line};
@@ -120,4 +122,13 @@ pub enum Error {
         /// How long it was waited for.
         waited: Duration,
     },
+}
+
+impl Error {
+    /// Whether the state directory has no room, or cannot be written now: that says nothing of the engine.
+    pub fn is_no_room(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        matches!(self, Error::File { source, .. }
+            if matches!(source.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem))
+    }
 }

@@ -156,6 +156,12 @@ impl Monitor {
             Event::Exited(exit) => self.inner.tell(ProcessEvent::Exited { reason: reason(&exit), exit }),
             Event::Swept(end) => self.inner.tell(ProcessEvent::Swept(end)),
             Event::LogLost(loss) => self.inner.tell(ProcessEvent::LogLost(loss)),
+            Event::Contained(contained) => {
+                self.inner.contained(&contained);
+                self.inner.tell(ProcessEvent::Contained(contained));
+            }
+            Event::NotContained { why } => self.inner.not_contained(why),
+            Event::ClientGone => self.inner.tell(ProcessEvent::ClientGone),
         }
     }
 
@@ -168,11 +174,11 @@ impl Monitor {
     async fn take_over(self) {
         self.inner.tell(ProcessEvent::ShimLost);
         let held = if self.shim.is_some() { SessionHeld::Yes } else { SessionHeld::No };
-        let end = sweep_orphans(&self.inner.scope, held).await;
+        let end = sweep_orphans(&self.inner.scope(), held).await;
         let gone = end.left.is_empty();
         self.inner.tell(ProcessEvent::Swept(end));
         if gone {
-            if let Some(cgroup) = self.inner.scope.cgroup() {
+            if let Some(cgroup) = self.inner.scope().cgroup() {
                 cgroup.remove();
             }
             remove_record(&self.inner.state_file, &self.inner.state.socket);

@@ -147,10 +147,11 @@ fn examine(dir: &Path, boot: &str, scan: &mut Scan) {
     let shim_alive = is_shim(state.shim, dir);
     let found = Scope::of(&state).look_hard(SessionHeld::No);
     let pids = |stats: &[ProcStat]| stats.iter().map(|stat| stat.pid).collect::<Vec<_>>();
-    if shim_alive || !found.proven.is_empty() {
+    let ours: Vec<ProcStat> = found.proven.into_iter().chain(found.contained).collect();
+    if shim_alive || !ours.is_empty() {
         scan.predecessors.push(Predecessor {
             shim_alive,
-            pids: pids(&found.proven),
+            pids: pids(&ours),
             doubtful: pids(&found.doubtful),
             state_file,
             state,

@@ -12,6 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
+use super::container::Contained;
 use super::log::LogLoss;
 use super::state::ShimState;
 use super::sweep::SweepEnd;
@@ -100,6 +101,15 @@ pub(super) enum Event {
     Swept(SweepEnd),
     /// Some of the engine's output is not kept; told once for each cause.
     LogLost(LogLoss),
+    /// The engine's container was found.
+    Contained(Contained),
+    /// The engine's container was not found yet; told when the reason is another one.
+    NotContained {
+        /// Why.
+        why: String,
+    },
+    /// The container runtime's client has ended and the container runs on: its output is not kept any more.
+    ClientGone,
 }
 
 /// How an engine's leader ended.

@@ -10,12 +10,16 @@
 //!   and not yet reaped, or because a process proven otherwise is in that session. (A session is entered only by being
 //!   born in it, and its number is not given out again while a member lives.)
 //!
+//! The processes of a container ([`super::container`]) are ours by proofs of their own, and stand apart: they are
+//! counted, and never signalled.
+//!
 //! With the shim alive the first is complete. The others matter after `kill -9` of the shim. A member of the session
 //! while nothing holds the proof is *doubtful*: it is reported and never signalled.
 
 use std::collections::BTreeSet;
 
 use super::cgroup::Cgroup;
+use super::container::{Contained, ContainerState};
 use super::state::ShimState;
 use super::tree::{Member, ProcStat, Snapshot, has_environment};
 
@@ -38,6 +42,8 @@ pub(super) struct Found {
     pub(super) proven: Vec<ProcStat>,
     /// In the recorded session, but nothing proves that the session is still ours.
     pub(super) doubtful: Vec<ProcStat>,
+    /// Those of the engine's container: ours, and none of the others; only its runtime ends them.
+    pub(super) contained: Vec<ProcStat>,
 }
 
 /// One engine's processes.
@@ -48,6 +54,7 @@ pub(super) struct Scope {
     leader: Option<Member>,
     token: String,
     cgroup: Option<Cgroup>,
+    container: Option<ContainerState>,
 }
 
 impl Scope {
@@ -56,7 +63,9 @@ impl Scope {
         Scope {
             shim: state.shim,
             session: state.session,
-            leader: state.leader,
+            // A container's leader is no process of ours to signal; its client is.
+            leader: state.container.as_ref().map_or(state.leader, |container| container.client),
+            container: state.container.clone(),
             token: format!("{TOKEN_VARIABLE}={}", state.token),
             cgroup: state
                 .cgroup
@@ -70,10 +79,30 @@ impl Scope {
         self.cgroup.as_ref()
     }
 
-    /// Looks without reading environments: complete while the shim lives, and cheap.
+    /// The engine's container, where it runs in one.
+    pub(super) fn container(&self) -> Option<&ContainerState> {
+        self.container.as_ref()
+    }
+
+    /// Its container was found.
+    pub(super) fn found(&mut self, contained: &Contained) {
+        if let Some(container) = &mut self.container {
+            container.found = Some(contained.clone());
+        }
+    }
+
+    /// Looks without reading environments: complete while the shim lives, and cheap. A container's processes are in it.
     pub(super) fn look(&self) -> Vec<ProcStat> {
+        let mut found = self.look_apart();
+        found.proven.append(&mut found.contained);
+        found.proven.sort_by_key(|stat| stat.pid);
+        found.proven
+    }
+
+    /// The same, those of a container apart.
+    pub(super) fn look_apart(&self) -> Found {
         let grouped = self.cgroup.as_ref().map(Cgroup::pids).unwrap_or_default();
-        self.find(&Snapshot::read(), &grouped, SessionHeld::No, |_| false).proven
+        self.find(&Snapshot::read(), &grouped, SessionHeld::No, |_| false)
     }
 
     /// Looks with every proof there is: for when the shim is gone.
@@ -126,13 +155,16 @@ impl Scope {
             .filter(|stat| !session_ours && !reused && stat.is_running() && !ours.contains(&stat.pid))
             .cloned()
             .collect();
+        let contained = self.container.as_ref().map(|c| c.members(snapshot)).unwrap_or_default();
+        let apart: BTreeSet<u32> = contained.iter().map(|stat| stat.pid).collect();
         let proven = ours
             .iter()
+            .filter(|pid| !apart.contains(pid))
             .filter_map(|pid| snapshot.get(*pid))
             .filter(|stat| stat.is_running())
             .cloned()
             .collect();
-        Found { proven, doubtful }
+        Found { proven, doubtful, contained }
     }
 }
 
@@ -155,6 +187,7 @@ mod tests {
             leader: Some(stat(101, SHIM, SHIM).member()),
             token: String::new(),
             cgroup: None,
+            container: None,
         }
     }
 

@@ -12,6 +12,7 @@ use hotbunk_core::ids::Incarnation;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::container::ContainerState;
 use super::tree::Member;
 
 /// Name of the directory, below the agent's state directory, that holds one directory per living shim.
@@ -50,6 +51,10 @@ pub struct ShimState {
     pub grace_ms: u64,
     /// When the shim began, wall clock, for people.
     pub started: jiff::Timestamp,
+    /// Of an engine in a container: how it is found and ended, and what was found. Once it was found, its oldest process
+    /// is `leader`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub container: Option<ContainerState>,
 }
 
 impl ShimState {

@@ -3,20 +3,30 @@
 //! One look at `/proc` is not atomic, and processes fork while they are being killed. So a sweep is rounds: kill the
 //! cgroup, look, SIGKILL everything found, again, until a look finds nothing or the deadline has passed. What is left
 //! then sits in the kernel (state `D`, typically in a GPU driver) and is reported by pid and state.
+//!
+//! A container's processes are not killed but ended by its runtime's commands, which take longer.
 
 use std::collections::BTreeSet;
+use std::process::Stdio;
 use std::time::Duration;
 
+use hotbunk_core::time::Moment;
 use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 
-use super::scope::{Scope, SessionHeld};
+use super::container::{ContainerSpec, ContainerState, runtime_command};
+use super::scope::{Found, Scope, SessionHeld};
 use super::signal;
 use super::tree::{Member, ProcStat};
 use crate::clock;
 
 /// How long a sweep is repeated before what is left is reported.
 pub const SWEEP_DEADLINE: Duration = Duration::from_secs(10);
+
+/// The same where a container's runtime has to end it.
+const CONTAINER_DEADLINE: Duration = Duration::from_secs(40);
+/// Between two commands to a runtime.
+const COMMAND_AGAIN: Duration = Duration::from_secs(5);
 
 /// Pause between two rounds: SIGKILL takes effect within microseconds, freeing gigabytes takes longer.
 pub(super) const ROUND: Duration = Duration::from_millis(10);
@@ -82,16 +92,60 @@ impl Sweep {
 /// Sweeps a tree whose shim is gone.
 pub(super) async fn sweep_orphans(scope: &Scope, held: SessionHeld) -> SweepEnd {
     let mut sweep = Sweep::default();
-    let give_up = clock::now() + SWEEP_DEADLINE;
+    let mut runtime = scope.container().map(Runtime::new);
+    let patience = if runtime.is_some() { CONTAINER_DEADLINE } else { SWEEP_DEADLINE };
+    let give_up = clock::now() + patience;
     let mut was_empty = false;
     loop {
-        let found = scope.look_hard(held).proven;
+        let Found { proven, contained, .. } = scope.look_hard(held);
+        let busy = runtime.as_mut().is_some_and(|runtime| runtime.end(!contained.is_empty()));
+        let is_empty = proven.is_empty() && contained.is_empty() && !busy;
         // Twice, because a process in the middle of an `exec` shows no environment.
-        if (found.is_empty() && was_empty) || clock::now() >= give_up {
-            return sweep.end(&found);
+        if (is_empty && was_empty) || clock::now() >= give_up {
+            let left: Vec<ProcStat> = proven.into_iter().chain(contained).collect();
+            return sweep.end(&left);
         }
-        was_empty = found.is_empty();
-        sweep.kill(scope, &found);
+        was_empty = is_empty;
+        sweep.kill(scope, &proven);
         tokio::time::sleep(ROUND).await;
+    }
+}
+
+/// A container's runtime, told to end it by whoever sweeps: once, where it is not known whether there is a container, and
+/// again for as long as one is there.
+struct Runtime<'a> {
+    spec: &'a ContainerSpec,
+    running: Option<std::process::Child>,
+    told: Option<Moment>,
+}
+
+impl<'a> Runtime<'a> {
+    fn new(container: &'a ContainerState) -> Self {
+        Runtime { spec: &container.spec, running: None, told: None }
+    }
+
+    /// Tells it, if that is due; whether a command is running.
+    fn end(&mut self, there: bool) -> bool {
+        if let Some(child) = &mut self.running {
+            match child.try_wait() {
+                Ok(None) => return true,
+                // Whether it has helped is seen by looking.
+                Ok(Some(_)) | Err(_) => self.running = None,
+            }
+        }
+        let now = clock::now();
+        let first = self.told.is_none();
+        let again = there && self.told.is_some_and(|told| now.since(told) >= COMMAND_AGAIN);
+        if !first && !again {
+            return false;
+        }
+        let words = if first || self.spec.kill.is_empty() { &self.spec.stop } else { &self.spec.kill };
+        self.told = Some(now);
+        match runtime_command(words).map(|mut command| command.stderr(Stdio::null()).spawn()) {
+            Some(Ok(child)) => self.running = Some(child),
+            Some(Err(error)) => tracing::error!(?words, %error, "the container's command cannot be run"),
+            None => {}
+        }
+        self.running.is_some()
     }
 }

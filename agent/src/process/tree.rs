@@ -162,6 +162,12 @@ pub(super) fn has_environment(pid: u32, entry: &str) -> bool {
     nul_separated(&format!("/proc/{pid}/environ")).iter().any(|found| found == entry)
 }
 
+/// The value of an entry of a process's environment, as far as it can be read.
+pub(super) fn environment(pid: u32, name: &str) -> Option<String> {
+    let entries = nul_separated(&format!("/proc/{pid}/environ"));
+    entries.iter().find_map(|entry| entry.strip_prefix(name)?.strip_prefix('=').map(str::to_owned))
+}
+
 fn nul_separated(path: &str) -> Vec<String> {
     let bytes = fs::read(path).unwrap_or_default();
     bytes

@@ -1,12 +1,17 @@
 //! The agent, end to end: real processes, real signals, real sockets; only vLLM and the device are simulated.
 
+mod admission;
 mod boot;
 mod calls;
+mod containers;
 mod cycles;
+mod device_trouble;
 mod draining;
 mod drift;
 mod faults;
+mod gateway;
 mod growth;
+mod host;
 mod nvml;
 mod nvml_bench;
 mod nvml_choice;

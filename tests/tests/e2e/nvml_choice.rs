@@ -132,3 +132,49 @@ async fn an_instance_is_a_device_and_a_card_in_mig_mode_is_none() {
         assert!(said.contains("one of MIG-0 (NVIDIA L20), MIG-1 (NVIDIA L20)"), "{said}");
     }
 }
+
+/// The script for real GPUs, on a card that is not there: it says so where there is none, agrees where `nvidia-smi` and
+/// the driver agree to the MiB, and names what differs where they do not.
+#[tokio::test]
+async fn the_script_for_real_gpus_tells_agreement_from_difference() {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/real-gpu/compare");
+    let node = Setup::pair().build();
+    let mut device = card(&node, 0);
+    device.reserved = 600 * MIB;
+    (device.ledger, device.used) = (None, 1234 * MIB + 1);
+    device.processes = vec![fake_nvml::Process { pid: 77, bytes: Some(1000 * MIB) }];
+    let driver = Driver::install(&node, vec![device.clone()]);
+    let smi = |used: u64| {
+        let text = format!(
+            "#!/bin/sh\ncase \"$1\" in\n*query-gpu*) echo '{}, {}, {used}, 600';;\n*) echo '{}, 77, 1000';;\nesac\n",
+            device.uuid,
+            device.total / MIB,
+            device.uuid
+        );
+        let bin = node.dir().join("bin");
+        std::fs::create_dir_all(&bin).unwrap();
+        std::fs::write(bin.join("nvidia-smi"), text).unwrap();
+        let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+        std::fs::set_permissions(bin.join("nvidia-smi"), mode).unwrap();
+    };
+    let run = async || {
+        let path = format!("{}:{}", node.dir().join("bin").display(), std::env::var("PATH").unwrap());
+        let mut command = std::process::Command::new("python3");
+        command.arg(script).env("PATH", path);
+        command.arg("--agent").arg(hotbunk_tests::agent_binary());
+        command.arg("--ctl").arg(hotbunk_tests::ctl_binary());
+        command.arg("--nvml-library").arg(driver.library.path());
+        let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
+        let said =
+            format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        (output.status.code(), said)
+    };
+    let (code, said) = run().await;
+    assert_eq!((code, said.as_str()), (Some(0), "no GPU\n"));
+    smi(1234);
+    let (code, said) = run().await;
+    assert!(code == Some(0) && said.contains("agree to the MiB") && said.contains("1 processes"), "{said}");
+    smi(1235);
+    let (code, said) = run().await;
+    assert!(code == Some(1) && said.contains("used 1234 MiB, nvidia-smi [635, 1235]"), "{said}");
+}

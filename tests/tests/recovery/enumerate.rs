@@ -35,7 +35,10 @@ struct Ask {
 }
 
 /// An operation that leads from one state to the next of a circle of states.
-pub(crate) fn ask(what: &'static str, request: impl Into<OperationRequest>) -> (&'static str, OperationRequest) {
+pub(crate) fn ask(
+    what: &'static str,
+    request: impl Into<OperationRequest>,
+) -> (&'static str, OperationRequest) {
     (what, request.into())
 }
 
@@ -159,9 +162,12 @@ fn leaders(status: &Status) -> BTreeMap<String, u32> {
 /// One operation, one kill, one new agent; whether the operation was finished.
 async fn killed(node: &Node, mut agent: Agent, ask: &Ask, point: &Point, table: &mut Table) -> (Agent, bool) {
     let before = agent.status().await;
-    let (mark, id) = (agent.mark().await, format!("op-{}-{}", table.killed, ask.what.replace([' ', '→'], "-")));
-    let place = format!("{} after {} records (+{} ms): {}", ask.what, point.records, point.delay, point.kinds);
-    std::fs::write(node.dir().join("die.next"), format!("{} {}", point.records, point.delay)).expect("written");
+    let (mark, id) =
+        (agent.mark().await, format!("op-{}-{}", table.killed, ask.what.replace([' ', '→'], "-")));
+    let place =
+        format!("{} after {} records (+{} ms): {}", ask.what, point.records, point.delay, point.kinds);
+    std::fs::write(node.dir().join("die.next"), format!("{} {}", point.records, point.delay))
+        .expect("written");
     std::fs::rename(node.dir().join("die.next"), node.dir().join("die")).expect("in place");
     let submit = Submit { id: Some(id.clone()), request: ask.request.clone() };
     // There may be nobody left to answer.
@@ -220,6 +226,10 @@ async fn killed(node: &Node, mut agent: Agent, ask: &Ask, point: &Point, table: 
         assert_eq!(tree.is_empty(), !now.contains_key(engine.name()), "{place}: {tree:?}");
         assert!(tree.len() <= 3, "{place}: {tree:?}");
     }
-    if finished { table.finished += 1 } else { table.rolled_back += 1 }
+    if finished {
+        table.finished += 1
+    } else {
+        table.rolled_back += 1
+    }
     (agent, finished)
 }

@@ -7,7 +7,7 @@ use crate::effect::{Effect, Incident};
 use crate::event::Survey;
 use crate::ids::{DeviceId, EngineId};
 use crate::ledger;
-use crate::state::{Condition, Drift, Evidence, NOT_READ};
+use crate::state::{Condition, Drift, Engine, Evidence, NOT_READ};
 use crate::tier::Tier;
 
 /// Surveys in a row that must contradict us before we believe them: one may have been asked before a change.
@@ -60,6 +60,11 @@ impl Cx<'_> {
         let idle = tells_idle && (!awake || survey.running == Some(0));
         e.watch.idle = if idle { e.watch.idle.saturating_add(1).min(IDLE_SURVEYS) } else { 0 };
         let (Some(running), Some(tokens)) = (survey.running, survey.tokens) else { return };
+        // Who asks an engine directly uses it as well. What operations ask of it is over before it is counted first.
+        if awake && (running > 0 || (e.watch.counted && tokens != e.watch.tokens)) {
+            e.used_at = now;
+        }
+        e.watch.counted = true;
         if !awake || running == 0 || tokens != e.watch.tokens {
             e.watch.tokens = tokens;
             e.watch.progress_at = now;
@@ -142,26 +147,29 @@ impl Cx<'_> {
     }
 
     /// Bytes that outlived an ended engine have gone at last (an uninterruptible process ended, a neighbour went that
-    /// had taken them): the engine need not wait for an operator.
+    /// had taken them): the engine need not wait for an operator. Where several wait on one device they are judged
+    /// together, or each would wait for the other.
     fn leftovers_gone(&mut self, device: DeviceId, used: u64) {
-        let slack = self.node.device(device).spec.slack;
-        for engine in self.node.ids() {
-            let e = self.node.engine(engine);
-            let failed = matches!(e.condition, Condition::Failed(_));
-            // One that spans several devices would have to be seen gone from all of them in one look.
-            if !(failed && e.dead && e.held > 0 && e.spec.devices == [device]) {
-                continue;
+        // One that spans several devices would have to be seen gone from all of them in one look.
+        let waits = |e: &Engine| {
+            matches!(e.condition, Condition::Failed(_)) && e.dead && e.held > 0 && e.spec.devices == [device]
+        };
+        let d = self.node.device(device);
+        let (slack, mut expected) = (d.spec.slack, d.foreign);
+        let mut waiting = Vec::new();
+        for id in self.node.engines_on(device) {
+            let e = self.node.engine(id);
+            if waits(e) {
+                waiting.push(id);
+            } else if e.dead || e.condition != Condition::Settled {
+                // Room that its end has made would pass for theirs.
+                return;
+            } else {
+                expected = expected.saturating_add(e.held);
             }
-            // Room that another one's end has made would pass for it.
-            let clear = |id: &EngineId| {
-                let e = self.node.engine(*id);
-                !e.dead && e.condition == Condition::Settled
-            };
-            if !self.node.engines_on(device).filter(|id| *id != engine).all(|id| clear(&id)) {
-                continue;
-            }
-            let others = ledger::expected_used(self.node, device, engine, Tier::Stopped);
-            let there = others.is_none_or(|bytes| used > bytes.saturating_add(slack));
+        }
+        let there = used > expected.saturating_add(slack);
+        for engine in waiting {
             let e = self.node.engine_mut(engine);
             e.watch.contradictions = if there { 0 } else { e.watch.contradictions.saturating_add(1) };
             // Seen twice: the first look may come before the news that a neighbour has just died.

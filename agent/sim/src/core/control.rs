@@ -223,7 +223,8 @@ impl EngineCore {
             "reload_weights" if self.settings.args.version.has_reload_weights() => {
                 (Op::ReloadWeights, RpcCall::ReloadWeights)
             }
-            "check_health" => (Op::Rpc, RpcCall::CheckHealth),
+            "reset_weights" => (Op::Rpc, RpcCall::ResetWeights),
+            "check_health" if args.is_empty() => (Op::Rpc, RpcCall::CheckHealth),
             _ => (Op::Rpc, RpcCall::Unknown { method }),
         };
         self.is_first_after_wake |= method == "wake_up";

@@ -12,22 +12,22 @@ pub(crate) const OUT_OF_MEMORY: &str = "CUDA Error: out of memory at cumem_alloc
 /// The devices of one engine, one a worker.
 #[derive(Debug)]
 pub(crate) struct Devices {
-    ledgers: Vec<DeviceLedger>,
-    owner: Owner,
+    /// Each with the process that owns what is taken of it.
+    ledgers: Vec<(DeviceLedger, Owner)>,
     engine: String,
     neighbour: Option<(Owner, u64)>,
 }
 
 impl Devices {
     /// Opens the ledgers; one that does not exist is created as the profile's device.
-    pub(crate) fn open(settings: &Settings, owner: Owner) -> Result<Self, String> {
+    pub(crate) fn open(settings: &Settings, owners: Vec<Owner>) -> Result<Self, String> {
         let mut ledgers = Vec::new();
-        for (index, path) in settings.args.device_ledger.iter().enumerate() {
+        for (index, (path, owner)) in settings.args.device_ledger.iter().zip(owners).enumerate() {
             let device = &settings.profile.device;
             let header = LedgerHeader::new(&device.name, index, device.total_mib * MIB);
-            ledgers.push(DeviceLedger::open_or_create(path, header).map_err(|e| describe(&e))?);
+            ledgers.push((DeviceLedger::open_or_create(path, header).map_err(|e| describe(&e))?, owner));
         }
-        Ok(Devices { ledgers, owner, engine: settings.args.name.clone(), neighbour: None })
+        Ok(Devices { ledgers, engine: settings.args.name.clone(), neighbour: None })
     }
 
     /// Takes a share of the bytes on every device, or nothing.
@@ -36,10 +36,10 @@ impl Devices {
         if share == 0 {
             return Ok(());
         }
-        for (index, ledger) in self.ledgers.iter().enumerate() {
-            if let Err(error) = ledger.allocate(self.owner, &self.engine, share) {
-                for earlier in &self.ledgers[..index] {
-                    drop(earlier.free(self.owner, &self.engine, share));
+        for (index, (ledger, owner)) in self.ledgers.iter().enumerate() {
+            if let Err(error) = ledger.allocate(*owner, &self.engine, share) {
+                for (earlier, owner) in &self.ledgers[..index] {
+                    drop(earlier.free(*owner, &self.engine, share));
                 }
                 return Err(describe(&error));
             }
@@ -55,7 +55,7 @@ impl Devices {
         }
         self.ledgers
             .iter()
-            .try_for_each(|l| l.free(self.owner, &self.engine, share))
+            .try_for_each(|(ledger, owner)| ledger.free(*owner, &self.engine, share))
             .map_err(|e| describe(&e))
     }
 
@@ -65,17 +65,19 @@ impl Devices {
 
     /// Free bytes of the first device, device-wide, as `cudaMemGetInfo` tells.
     pub(crate) fn free_bytes(&self) -> Result<u64, String> {
-        self.ledgers.first().map_or(Ok(0), |l| l.usage().map(|u| u.free()).map_err(|e| describe(&e)))
+        let first = self.ledgers.first();
+        first.map_or(Ok(0), |(ledger, _)| ledger.usage().map(|u| u.free()).map_err(|e| describe(&e)))
     }
 
     /// Capacity of the first device.
     pub(crate) fn total_bytes(&self) -> Result<u64, String> {
-        self.ledgers.first().map_or(Ok(0), |l| l.header().map(|h| h.total_bytes).map_err(|e| describe(&e)))
+        let first = self.ledgers.first();
+        first.map_or(Ok(0), |(ledger, _)| ledger.header().map(|h| h.total_bytes).map_err(|e| describe(&e)))
     }
 
     /// Another process's memory on the first device, owned by pid 1 so that it lives.
     pub(crate) fn bring_neighbour(&mut self, bytes: u64) {
-        if let (Some(ledger), Some(owner)) = (self.ledgers.first(), Owner::of(1))
+        if let (Some((ledger, _)), Some(owner)) = (self.ledgers.first(), Owner::of(1))
             && ledger.allocate(owner, NEIGHBOUR, bytes).is_ok()
         {
             self.neighbour = Some((owner, bytes));
@@ -84,7 +86,7 @@ impl Devices {
 
     /// The neighbour goes.
     pub(crate) fn dismiss_neighbour(&mut self) {
-        if let (Some(ledger), Some((owner, bytes))) = (self.ledgers.first(), self.neighbour.take()) {
+        if let (Some((ledger, _)), Some((owner, bytes))) = (self.ledgers.first(), self.neighbour.take()) {
             drop(ledger.free(owner, NEIGHBOUR, bytes));
         }
     }

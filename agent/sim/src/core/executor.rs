@@ -114,7 +114,9 @@ impl Executor {
             RpcCall::Sleep { level } => worker.sleep(level, faults),
             RpcCall::WakeUp { tags } => worker.wake_up(tags, faults),
             RpcCall::ReloadWeights => worker.reload_weights(),
+            RpcCall::ResetWeights => worker.reset_weights(),
             RpcCall::CheckHealth => Ok(()),
+            // Or, for one that there is, that takes no such arguments.
             RpcCall::Unknown { method } => Err(format!("'Worker' object has no attribute '{method}'")),
         })
     }
@@ -126,6 +128,7 @@ pub(crate) enum RpcCall<'a> {
     Sleep { level: u8 },
     WakeUp { tags: Option<&'a [String]> },
     ReloadWeights,
+    ResetWeights,
     CheckHealth,
     Unknown { method: &'a str },
 }

@@ -14,6 +14,7 @@ mod scheduler;
 mod signals;
 mod start;
 mod worker;
+mod workers;
 
 use crate::args::Settings;
 use crate::clock::{now_ns, sharpen_timers};
@@ -29,6 +30,9 @@ use std::process::ExitCode;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use worker::Tag;
+use workers::Workers;
+
+pub(crate) use workers::run as run_worker;
 
 /// Writes a log line as vLLM's engine core does.
 pub(crate) fn log(message: &str) {
@@ -59,7 +63,13 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
     let began_ns = now_ns();
     let mut faults = Faults::new(&settings.args.fault);
     let mut out = Outgoing { is_open: true };
-    let executor = match start::start(&settings, &mut faults) {
+    let mut workers = None;
+    let started = Workers::start(&settings).and_then(|started| {
+        let owners = started.owners.clone();
+        workers = Some(started);
+        start::start(&settings, owners, &mut faults)
+    });
+    let executor = match started {
         Ok(executor) => executor,
         Err(message) => {
             log(&format!("ERROR core: EngineCore failed to start. {message}"));
@@ -89,6 +99,7 @@ pub(crate) fn run(settings: Settings) -> ExitCode {
         served_any: false,
         is_hung: false,
         signals,
+        workers,
         arrivals: Arrivals::default(),
         settings,
     };
@@ -157,6 +168,7 @@ struct EngineCore {
     served_any: bool,
     is_hung: bool,
     signals: signals::Signals,
+    workers: Option<Workers>,
     arrivals: Arrivals,
 }
 
@@ -279,6 +291,9 @@ impl EngineCore {
                 self.settings.args.speed = speed;
                 self.executor.worker.set_speed(speed);
                 self.signals.set_speed(speed);
+                if let Some(workers) = &mut self.workers {
+                    workers.set_speed(speed);
+                }
             }
             ToCore::ArmFault(fault) => {
                 self.faults.arm(fault);

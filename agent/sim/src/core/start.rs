@@ -18,8 +18,11 @@ const KV_CACHE: f64 = 0.05;
 const GRAPHS: f64 = 0.15;
 
 /// Starts the engine; the error is what vLLM would have logged.
-pub(crate) fn start(settings: &Settings, faults: &mut Faults) -> Result<Executor, StartError> {
-    let owner = Owner::current().ok_or("cannot read /proc/self/stat")?;
+pub(crate) fn start(
+    settings: &Settings,
+    owners: Vec<Owner>,
+    faults: &mut Faults,
+) -> Result<Executor, StartError> {
     let mut time = Timeline::start(settings.args.speed);
     let is_cold = is_first_start(settings);
     let mut total_s = if is_cold { settings.engine.ready_cold_s } else { settings.engine.ready_warm_s };
@@ -28,7 +31,7 @@ pub(crate) fn start(settings: &Settings, faults: &mut Faults) -> Result<Executor
     }
     time.advance(total_s * BOOT);
 
-    let mut worker = Worker::new(settings, owner)?;
+    let mut worker = Worker::new(settings, owners)?;
     let (initial_free, total) = (worker.devices().free_bytes()?, worker.devices().total_bytes()?);
     check_utilization(settings, initial_free, total)?;
     time.advance(total_s * CONTEXT);

@@ -74,8 +74,8 @@ pub(crate) type StartError = String;
 
 impl Worker {
     /// Starts the CUDA context and takes half of the residual.
-    pub(crate) fn new(settings: &Settings, owner: Owner) -> Result<Self, StartError> {
-        let devices = Devices::open(settings, owner)?;
+    pub(crate) fn new(settings: &Settings, owners: Vec<Owner>) -> Result<Self, StartError> {
+        let devices = Devices::open(settings, owners)?;
         let model = settings.model(settings.fixed_kv_bytes());
         let host = HostMemory::with_base(settings.engine.host_base_mib * MIB, settings.args.host_scale);
         let worker = Worker {
@@ -377,6 +377,17 @@ impl Worker {
             chunk.is_lost = false;
         }
         self.is_corrupt = false;
+        Ok(())
+    }
+
+    /// `/weight_checker` with `reset`: the weights are zeroed where they lie.
+    pub(crate) fn reset_weights(&mut self) -> Result<(), String> {
+        if !self.is_mapped(Tag::Weights) {
+            super::die("CUDA error: an illegal memory access was encountered (zeroes into unmapped weights)");
+        }
+        for chunk in self.chunks.iter_mut().filter(|c| c.tag == Tag::Weights) {
+            chunk.is_lost = true;
+        }
         Ok(())
     }
 

@@ -1,22 +1,27 @@
 //! Starting the API server: bind, start the children, wait for the engine core, listen, serve, end.
 
+use super::errors::EndsConnection;
 use super::link::{CoreState, Link};
 use super::metrics::Metrics;
 use super::shutdown::{Signals, end_core, until_the_end};
 use super::state::{Shared, State, lock};
-use crate::args::Settings;
+use crate::args::{Settings, SimArgs};
 use crate::faults::{Fault, FaultKind, Faults};
 use crate::process::{Children, spawn_children};
 use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 use std::io::Write;
 use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, AtomicI64};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::net::{TcpListener, TcpSocket};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpSocket, UnixListener};
+use tokio::sync::Notify;
 
 /// How long a connection may be idle (`VLLM_HTTP_TIMEOUT_KEEP_ALIVE`, 5 s); not divided by the speed, for clients' pools
 /// are not either.
@@ -47,12 +52,12 @@ async fn serve(settings: Settings) -> ExitCode {
         Ok(signals) => signals,
         Err(error) => return fail(&format!("cannot watch signals: {error}")),
     };
-    let address = SocketAddr::new(settings.args.host, settings.args.port);
     // vLLM binds before it loads anything and listens when it is ready.
-    let socket = match bind(address) {
-        Ok(socket) => socket,
-        Err(error) => return fail(&format!("OSError: cannot bind {address}: {error}")),
+    let bound = match Bound::new(&settings.args) {
+        Ok(bound) => bound,
+        Err(error) => return fail(&format!("OSError: cannot bind {}: {error}", place(&settings.args))),
     };
+    let address = place(&settings.args);
     super::log(&format!("INFO api_server: vLLM API server version {} (simulated)", settings.args.version));
     // The tracker's end of the pipe must live as long as this process.
     let Children { mut core, tracker_pipe: _tracker_pipe } = match spawn_children() {
@@ -99,14 +104,14 @@ async fn serve(settings: Settings) -> ExitCode {
             return fail("RuntimeError: Engine core initialization failed. See root cause above.");
         }
     }
-    let listener = match socket.listen(2048) {
+    let listener = match bound.listen() {
         Ok(listener) => listener,
         Err(error) => {
             end_core(&shared, &core);
             return fail(&format!("cannot listen on {address}: {error}"));
         }
     };
-    super::log(&format!("INFO api_server: Starting vLLM server on http://{address}"));
+    super::log(&format!("INFO api_server: Starting vLLM server on {address}"));
     super::log("INFO: Application startup complete.");
     let state = shared.link.state();
     tokio::select! {
@@ -120,37 +125,102 @@ async fn serve(settings: Settings) -> ExitCode {
 
 /// Serves connections for ever. One that is idle is closed after five seconds, as uvicorn does: a client's
 /// pool that keeps them longer will send into a closed connection.
-async fn accept(listener: &TcpListener, router: axum::Router) {
-    let idle = keep_alive();
+async fn accept(listener: &Listener, router: axum::Router) {
     loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                // Out of descriptors, most likely: others may close some.
-                super::log(&format!("ERROR api_server: accept: {error}"));
-                tokio::time::sleep(Duration::from_millis(50)).await;
-                continue;
-            }
+        let accepted = match listener {
+            Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
+                // Small chunks go out at once; without it they go out later.
+                drop(stream.set_nodelay(true));
+                tokio::spawn(serve_connection(stream, router.clone()));
+            }),
+            Listener::Unix(listener) => listener.accept().await.map(|(stream, _)| {
+                tokio::spawn(serve_connection(stream, router.clone()));
+            }),
         };
-        // Small chunks go out at once; without it they go out later.
-        drop(stream.set_nodelay(true));
-        let service = TowerToHyperService::new(router.clone());
-        tokio::spawn(async move {
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(idle)
-                .serve_connection(TokioIo::new(stream), service);
-            // The client has gone, or was idle.
-            drop(connection.await);
-        });
+        if let Err(error) = accepted {
+            // Out of descriptors, most likely: others may close some.
+            super::log(&format!("ERROR api_server: accept: {error}"));
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
 }
 
-fn bind(address: SocketAddr) -> std::io::Result<TcpSocket> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    Ok(socket)
+/// Serves one connection until its client goes, it is idle for too long, or an answer ends it.
+async fn serve_connection(stream: impl AsyncRead + AsyncWrite + Unpin, router: axum::Router) {
+    let (inner, ends) = (TowerToHyperService::new(router), Notify::new());
+    let service = service_fn(|request| {
+        let answer = inner.call(request);
+        async {
+            let response = answer.await;
+            if response.as_ref().is_ok_and(|r| r.extensions().get::<EndsConnection>().is_some()) {
+                ends.notify_one();
+            }
+            response
+        }
+    });
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(keep_alive())
+        .serve_connection(TokioIo::new(stream), service);
+    tokio::select! {
+        // First, always: it writes the answer in the same turn in which the answer is made.
+        biased;
+        _ = connection => {}
+        () = ends.notified() => {}
+    }
+}
+
+/// What is listened on, for people.
+fn place(args: &SimArgs) -> String {
+    match &args.uds {
+        Some(path) => format!("unix:{}", path.display()),
+        None => format!("http://{}", SocketAddr::new(args.host, args.port)),
+    }
+}
+
+/// An address that is ours and not yet listened on.
+enum Bound {
+    Tcp(TcpSocket),
+    Unix(Socket),
+}
+
+/// An address that is listened on.
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener),
+}
+
+/// A bound Unix socket.
+type Socket = rustix::fd::OwnedFd;
+
+impl Bound {
+    fn new(args: &SimArgs) -> std::io::Result<Self> {
+        if let Some(path) = &args.uds {
+            // A socket that an earlier process has left is in the way of nobody else.
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            rustix::net::bind(&socket, &SocketAddrUnix::new(path.as_path())?)?;
+            return Ok(Bound::Unix(socket));
+        }
+        let socket = if args.host.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+        socket.set_reuseaddr(true)?;
+        socket.bind(SocketAddr::new(args.host, args.port))?;
+        Ok(Bound::Tcp(socket))
+    }
+
+    fn listen(self) -> std::io::Result<Listener> {
+        match self {
+            Bound::Tcp(socket) => Ok(Listener::Tcp(socket.listen(2048)?)),
+            Bound::Unix(socket) => {
+                rustix::net::listen(&socket, 2048)?;
+                Ok(Listener::Unix(UnixListener::from_std(socket.into())?))
+            }
+        }
+    }
 }
 
 /// Fault `flood_stderr`: writes log lines as fast as they are taken, on a thread of its own.

@@ -9,14 +9,22 @@ use axum::body::Bytes;
 use axum::extract::{RawQuery, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 
 /// `POST /reset_prefix_cache`: 200 empty, from 0.26 `{"success":bool}`.
 pub(crate) async fn reset_prefix_cache(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
     let version = shared.settings.args.version;
     let pairs = query_pairs(query.as_deref());
-    let running = version.has_reset_running_requests()
-        && first(&pairs, "reset_running_requests").is_some_and(|v| matches!(v, "true" | "True" | "1"));
+    let running = if version.has_reset_running_requests() {
+        let given = first(&pairs, "reset_running_requests");
+        match errors::boolean("query.reset_running_requests", given, false) {
+            Ok(running) => running,
+            Err(response) => return *response,
+        }
+    } else {
+        false
+    };
     match shared.link.call(Call::ResetPrefixCache { running }).await {
         Ok(success) if version.reset_prefix_cache_tells() => {
             Json(json!({ "success": success })).into_response()
@@ -43,58 +51,104 @@ pub(crate) async fn collective_rpc(State(shared): State<Shared>, body: Bytes) ->
     if !body.is_object() {
         return errors::validation("Request body must be a JSON object");
     }
-    let Some(method) = body.get("method").and_then(Value::as_str) else {
-        return errors::validation("Missing 'method' in request body");
+    let method = match body.get("method") {
+        None | Some(Value::Null) => return errors::validation("Missing 'method' in request body"),
+        Some(Value::String(method)) => method.clone(),
+        // No name: the worker finds nothing to call.
+        Some(other) => other.to_string(),
     };
     let args = body.get("args").and_then(Value::as_array).cloned().unwrap_or_default();
     let kwargs = body.get("kwargs").cloned().unwrap_or_else(|| json!({}));
-    match shared.link.call(Call::Rpc { method: method.to_owned(), args, kwargs }).await {
+    match shared.link.call(Call::Rpc { method, args, kwargs }).await {
         Ok(results) => Json(results).into_response(),
         Err(error) => errors::control(&shared, &error),
     }
 }
 
-/// `POST /weight_checker {"action","baseline"}` (0.32 [src]).
+/// `POST /weight_checker {"action","baseline"}` (0.32 [run]).
 pub(crate) async fn weight_checker(State(shared): State<Shared>, body: Bytes) -> Response {
     let Ok(body) = serde_json::from_slice::<Value>(&body) else {
-        return errors::validation("Invalid JSON format");
+        return errors::invalid("body.0", "json_invalid", "JSON decode error", "<dict of 0 items>");
     };
-    let action = body.get("action").and_then(Value::as_str).unwrap_or_default();
+    let action = match body.get("action").and_then(Value::as_str) {
+        Some(action @ ("checksum" | "reset" | "compare")) => action,
+        None => return errors::invalid("body.action", "missing", "Field required", "None"),
+        Some(other) => {
+            let sentence = "Input should be 'checksum', 'reset' or 'compare'";
+            return errors::invalid("body.action", "literal_error", sentence, other);
+        }
+    };
     if action == "reset" {
-        return Json(json!({ "status": "reset" })).into_response();
+        let call = Call::Rpc { method: "reset_weights".to_owned(), args: Vec::new(), kwargs: json!({}) };
+        return match shared.link.call(call).await {
+            Ok(_) => Json(json!({ "status": "reset" })).into_response(),
+            Err(error) => errors::control(&shared, &error),
+        };
+    }
+    let baseline = body.get("baseline").and_then(Value::as_object);
+    if action == "compare" && baseline.is_none() {
+        return errors::validation("action='compare' requires a 'baseline' object");
     }
     let sums = match shared.link.call(Call::WeightChecksums).await {
-        Ok(sums) => sums,
+        Ok(Value::Object(sums)) => sums,
+        Ok(_) => Map::new(),
         Err(error) => return errors::control(&shared, &error),
     };
-    match action {
-        "checksum" => Json(json!({ "checksums": sums })).into_response(),
-        "compare" => {
-            let baseline = body.get("baseline").and_then(Value::as_object).cloned().unwrap_or_default();
-            let mismatches: Vec<&String> = baseline
-                .iter()
-                .filter(|(name, sum)| sums.get(*name) != Some(sum))
-                .map(|(name, _)| name)
-                .collect();
-            Json(json!({ "match": mismatches.is_empty(), "mismatches": mismatches })).into_response()
-        }
-        _ => errors::validation("action must be checksum, compare or reset"),
-    }
+    let Some(baseline) = baseline.filter(|_| action == "compare") else {
+        return Json(json!({ "checksums": sums })).into_response();
+    };
+    let names: BTreeSet<&String> = sums.keys().chain(baseline.keys()).collect();
+    let mismatches: Vec<&String> =
+        names.into_iter().filter(|name| sums.get(*name) != baseline.get(*name)).collect();
+    Json(json!({ "match": mismatches.is_empty(), "mismatches": mismatches })).into_response()
 }
 
-/// `GET /server_info?config_format=text|json`.
+/// `GET /get_world_size` (seen on 0.32 [run]).
+pub(crate) async fn world_size(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
+    let pairs = query_pairs(query.as_deref());
+    if let Err(response) = errors::boolean("query.include_dp", first(&pairs, "include_dp"), true) {
+        return *response;
+    }
+    Json(json!({ "world_size": shared.settings.args.tensor_parallel_size })).into_response()
+}
+
+/// `GET /server_info?config_format=text|json`: the parts of it that somebody might read.
 pub(crate) async fn server_info(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
     let pairs = query_pairs(query.as_deref());
     let settings = &shared.settings;
-    let config = json!({
-        "model": settings.model_name,
-        "max_model_len": settings.max_model_len,
-        "enable_sleep_mode": settings.args.enable_sleep_mode,
-        "tensor_parallel_size": settings.args.tensor_parallel_size,
-        "gpu_memory_utilization": settings.args.gpu_memory_utilization,
-        "kv_cache_memory_bytes": settings.args.kv_cache_memory_bytes,
-    });
-    let config =
-        if first(&pairs, "config_format") == Some("json") { config } else { json!(config.to_string()) };
-    Json(json!({ "vllm_config": config })).into_response()
+    let (model, workers) = (&settings.engine.model, settings.args.tensor_parallel_size);
+    let config = match first(&pairs, "config_format").unwrap_or("text") {
+        "text" => json!(format!(
+            "model='{model}', speculative_config=None, tokenizer='{model}', dtype=torch.bfloat16, max_seq_len={}, \
+             load_format=auto, tensor_parallel_size={workers}, pipeline_parallel_size=1, data_parallel_size=1, \
+             quantization={}, enforce_eager=False, served_model_name={}",
+            settings.max_model_len,
+            if settings.engine.is_quantized { "fp8" } else { "None" },
+            settings.model_name,
+        )),
+        "json" => json!({
+            "model_config": {
+                "model": model,
+                "served_model_name": settings.model_name,
+                "max_model_len": settings.max_model_len,
+                "enable_sleep_mode": settings.args.enable_sleep_mode,
+            },
+            "cache_config": {
+                "gpu_memory_utilization": settings.args.gpu_memory_utilization,
+                "kv_cache_memory_bytes": settings.args.kv_cache_memory_bytes,
+            },
+            "parallel_config": {
+                "tensor_parallel_size": workers,
+                "pipeline_parallel_size": 1,
+                "data_parallel_size": 1,
+                "world_size": workers,
+            },
+        }),
+        other => {
+            let sentence = "Input should be 'text' or 'json'";
+            return errors::invalid("query.config_format", "literal_error", sentence, other);
+        }
+    };
+    let env = json!({ "VLLM_SERVER_DEV_MODE": true });
+    Json(json!({ "vllm_config": config, "vllm_env": env, "system_env": {} })).into_response()
 }

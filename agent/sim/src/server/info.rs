@@ -24,8 +24,9 @@ pub(crate) async fn version(State(shared): State<Shared>) -> Response {
 
 pub(crate) async fn models(State(shared): State<Shared>) -> Response {
     let settings = &shared.settings;
-    let names = std::iter::once(&settings.model_name).chain(&settings.args.served_model_name);
-    let data: Vec<_> = names
+    let data: Vec<_> = settings
+        .served
+        .iter()
         .map(|name| {
             json!({
                 "id": name,

@@ -7,18 +7,23 @@ mod boot;
 mod completions;
 mod dev;
 mod errors;
+mod events;
 mod info;
+mod key;
 mod link;
+mod messages;
 mod metrics;
 mod openai;
 mod openapi;
 mod pause;
 mod request_log;
+mod responses;
 mod shutdown;
 mod sim_routes;
 mod sleep;
 mod sse;
 mod state;
+mod tokenize;
 
 pub(crate) use boot::run;
 pub use request_log::RequestRecord;
@@ -48,6 +53,7 @@ fn router(shared: &Shared) -> Router {
         .fallback(async || (StatusCode::NOT_FOUND, axum::Json(json!({ "detail": "Not Found" }))))
         .method_not_allowed_fallback(async || method_not_allowed())
         .layer(middleware::from_fn(refuse_head))
+        .layer(middleware::from_fn_with_state(shared.clone(), key::guard))
         .layer(middleware::from_fn_with_state(shared.clone(), request_log::note))
         // vLLM has no limit; prompts with images are large.
         .layer(DefaultBodyLimit::disable())

@@ -1,11 +1,11 @@
 //! The table of routes, by release and gate, and `/openapi.json`, which lists exactly those that exist.
 
 use super::state::{Shared, State as ServerState};
-use super::{completions, dev, info, pause, sim_routes, sleep};
+use super::{completions, dev, info, messages, pause, responses, sim_routes, sleep, tokenize};
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, get, post};
+use axum::routing::{MethodRouter, any, get, post};
 use serde_json::{Map, Value, json};
 
 /// One route.
@@ -32,10 +32,16 @@ pub(crate) fn routes(shared: &ServerState) -> Vec<Route> {
     add(true, "/ping", &["get", "post"], || get(info::health).post(info::health));
     add(true, "/version", GET, || get(info::version));
     add(true, "/load", GET, || get(info::load));
-    add(true, "/metrics", GET, || get(info::metrics));
+    // Mounted, so that any method will do; the document lists the one.
+    add(true, "/metrics", GET, || any(info::metrics));
     add(true, "/v1/models", GET, || get(info::models));
     add(true, "/v1/completions", POST, || post(completions::completions));
     add(true, "/v1/chat/completions", POST, || post(completions::chat));
+    add(version.has_responses(), "/v1/responses", POST, || post(responses::create));
+    add(version.has_messages(), "/v1/messages", POST, || post(messages::create));
+    add(version.has_messages(), "/v1/messages/count_tokens", POST, || post(messages::count));
+    add(true, "/tokenize", POST, || post(tokenize::tokenize));
+    add(true, "/detokenize", POST, || post(tokenize::detokenize));
     add(true, "/openapi.json", GET, || get(document));
     add(dev_mode, "/sleep", POST, || post(sleep::sleep));
     add(dev_mode, "/wake_up", POST, || post(sleep::wake_up));
@@ -51,6 +57,7 @@ pub(crate) fn routes(shared: &ServerState) -> Vec<Route> {
     add(dev_mode && version.has_collective_rpc(), "/collective_rpc", POST, || post(dev::collective_rpc));
     add(dev_mode && version.has_weight_checker(), "/weight_checker", POST, || post(dev::weight_checker));
     add(dev_mode, "/server_info", GET, || get(dev::server_info));
+    add(dev_mode && version.has_world_size(), "/get_world_size", GET, || get(dev::world_size));
     let pauses = version.has_pause() && (dev_mode || !version.pause_needs_dev_mode());
     add(pauses, "/pause", POST, || post(pause::pause));
     add(pauses, "/resume", POST, || post(pause::resume));
@@ -66,8 +73,8 @@ pub(crate) fn routes(shared: &ServerState) -> Vec<Route> {
 
 /// `GET /openapi.json`.
 async fn document(State(shared): State<Shared>) -> Response {
-    // Scrapes and documents are not part of FastAPI's schema.
-    let hidden = ["/metrics", "/openapi.json", "/sim/fault", "/sim/speed", "/sim/arrivals"];
+    // The document does not list itself, and the simulation's own routes are nobody's business.
+    let hidden = ["/openapi.json", "/sim/fault", "/sim/speed", "/sim/arrivals"];
     let mut paths = Map::new();
     for route in routes(&shared).iter().filter(|r| !hidden.contains(&r.path)) {
         let methods: Map<String, Value> = route

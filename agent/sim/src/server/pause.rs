@@ -2,7 +2,7 @@
 
 use super::errors;
 use super::link::CallError;
-use super::sleep::{first, query_pairs};
+use super::sleep::{first, query_pairs, wrong_mode};
 use super::state::Shared;
 use crate::ipc::{Call, Mode};
 use axum::Json;
@@ -15,20 +15,27 @@ use serde_json::{Value, json};
 /// `POST /pause?mode=&clear_cache=` (0.12–0.15: `wait_for_inflight_requests`).
 pub(crate) async fn pause(State(shared): State<Shared>, RawQuery(query): RawQuery) -> Response {
     let pairs = query_pairs(query.as_deref());
-    let is_true = |key: &str, otherwise: bool| {
-        first(&pairs, key)
-            .map_or(otherwise, |v| matches!(v.to_lowercase().as_str(), "true" | "1" | "yes" | "on"))
+    let version = shared.settings.args.version;
+    let clear_cache = match errors::boolean("query.clear_cache", first(&pairs, "clear_cache"), true) {
+        Ok(clear_cache) => clear_cache,
+        Err(response) => return *response,
     };
+    let waits = first(&pairs, "wait_for_inflight_requests")
+        .is_some_and(|v| matches!(v.to_lowercase().as_str(), "true" | "1" | "yes" | "on"));
     let mode = match first(&pairs, "mode") {
-        Some(text) => Mode::parse(text),
-        None if is_true("wait_for_inflight_requests", false) => Some(Mode::Wait),
+        // From 0.32 the old parameter is one that nobody knows, and ignored [run].
+        None if waits && !version.has_json_bodies() => Some(Mode::Wait),
         None => Some(Mode::Abort),
+        Some(text) => Mode::parse(text),
     };
     let Some(mode) = mode else {
+        if version.has_json_bodies() {
+            return wrong_mode(first(&pairs, "mode").unwrap_or_default());
+        }
         let error = json!({ "error": "Invalid pause mode: it must be abort, wait or keep" });
         return (StatusCode::BAD_REQUEST, Json(error)).into_response();
     };
-    let call = Call::Pause { mode, clear_cache: is_true("clear_cache", true) };
+    let call = Call::Pause { mode, clear_cache };
     answer(shared.link.call(call).await, "pause", |_| json!({ "status": "paused" }))
 }
 

@@ -8,6 +8,7 @@
 use super::link::CoreState;
 use super::state::{Shared, lock};
 use crate::faults::FaultKind;
+use crate::process::children_of;
 use rustix::process::{Pid, Signal, kill_process};
 use std::process::Child;
 use std::sync::Mutex;
@@ -85,10 +86,15 @@ pub(crate) fn end_core(shared: &Shared, core: &Mutex<Child>) {
         return;
     }
     let mut core = lock(core);
+    // Its descendants with it, as vLLM does.
+    let workers = children_of(core.id());
     if let Some(pid) = i32::try_from(core.id()).ok().and_then(Pid::from_raw) {
         // It may have ended already.
         let _ = kill_process(pid, Signal::TERM);
     }
     drop(core.kill());
+    for worker in workers.into_iter().filter_map(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+        let _ = kill_process(worker, Signal::KILL);
+    }
     drop(core.wait());
 }

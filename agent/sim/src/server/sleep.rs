@@ -54,14 +54,12 @@ pub(crate) fn first<'a>(pairs: &'a [(String, String)], key: &str) -> Option<&'a 
 /// 0.32 answers 400 (CONTRACT 1.1 [run][src]). Before 0.17 `mode` does not exist.
 fn parse_sleep(shared: &Shared, pairs: &[(String, String)]) -> Result<(u8, Mode), Box<Response>> {
     let version = shared.settings.args.version;
-    let level = first(pairs, "level").unwrap_or("1");
+    let given = first(pairs, "level").unwrap_or("1");
     let strict = version.has_json_bodies();
-    let level = match level.trim().parse::<u8>() {
-        Ok(level) if !strict || level <= 2 => level,
-        _ if strict => {
-            return Err(Box::new(errors::validation("level: Input should be an integer from 0 to 2")));
-        }
-        _ => {
+    let level = match (strict, python_int(given, strict)) {
+        (true, level) => strict_level(given, level)?,
+        (false, Some(level)) => u8::try_from(level).unwrap_or(u8::MAX),
+        (false, None) => {
             let error = (StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error").into_response();
             return Err(Box::new(error));
         }
@@ -69,13 +67,37 @@ fn parse_sleep(shared: &Shared, pairs: &[(String, String)]) -> Result<(u8, Mode)
     if !version.sleep_pauses() {
         return Ok((level, Mode::Abort));
     }
-    match Mode::parse(first(pairs, "mode").unwrap_or("abort")) {
+    let given = first(pairs, "mode").unwrap_or("abort");
+    match Mode::parse(given) {
         Some(mode) => Ok((level, mode)),
-        None if strict => {
-            Err(Box::new(errors::validation("mode: Input should be 'abort', 'wait' or 'keep'")))
-        }
+        None if strict => Err(Box::new(wrong_mode(given))),
         None => Err(Box::new((StatusCode::INTERNAL_SERVER_ERROR, "Internal Server Error").into_response())),
     }
+}
+
+/// A whole number as Python reads it, and as pydantic does: that one takes `1.0` too [run].
+fn python_int(text: &str, fractions: bool) -> Option<i64> {
+    let text = text.trim();
+    let whole = match text.split_once('.') {
+        Some((whole, zeros)) if fractions && zeros.bytes().all(|b| b == b'0') => whole,
+        _ => text,
+    };
+    whole.parse().ok()
+}
+
+fn strict_level(given: &str, level: Option<i64>) -> Result<u8, Box<Response>> {
+    let (kind, sentence) = match level {
+        Some(level @ 0..=2) => return Ok(u8::try_from(level).unwrap_or(0)),
+        Some(3..) => ("less_than_equal", "Input should be less than or equal to 2"),
+        Some(_) => ("greater_than_equal", "Input should be greater than or equal to 0"),
+        None => ("int_parsing", "Input should be a valid integer, unable to parse string as an integer"),
+    };
+    Err(Box::new(errors::invalid("query.level", kind, sentence, given)))
+}
+
+/// 0.32's answer to a mode that there is not.
+pub(crate) fn wrong_mode(given: &str) -> Response {
+    errors::invalid("query.mode", "literal_error", "Input should be 'abort', 'wait' or 'keep'", given)
 }
 
 /// Runs a call to its end even if the client goes meanwhile, and keeps the operation's metrics (0.32: duration and

@@ -12,26 +12,32 @@ use futures_util::Stream;
 use std::convert::Infallible;
 use std::fmt::Write;
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
+
+/// One choice on its way.
+struct Choice {
+    generation: Generation,
+    /// `data: {"id":…,"choices":[{"index":0,`
+    prefix: String,
+    produced: u32,
+    text_offset: usize,
+    is_over: bool,
+}
 
 /// The chunks of one answer.
 pub(crate) struct TokenStream {
-    generation: Generation,
+    choices: Vec<Choice>,
     face: Face,
     wanted: Wanted,
-    /// `data: {"id":…,"choices":[{"index":0,`
-    prefix: String,
     /// `data: {"id":…,`
     head: String,
-    produced: u32,
-    text_offset: usize,
     is_over: bool,
     _load: LoadGuard,
 }
 
 impl TokenStream {
     pub(crate) fn new(
-        generation: Generation,
+        generations: Vec<Generation>,
         face: Face,
         wanted: Wanted,
         id: &str,
@@ -47,30 +53,28 @@ impl TokenStream {
         let head = format!(
             "data: {{\"id\":{id},\"object\":\"{object}\",\"created\":{created},\"model\":{model},\"choices\":["
         );
-        let prefix = format!("{head}{{\"index\":0,");
-        TokenStream {
+        let choice = |(index, generation)| Choice {
             generation,
-            face,
-            wanted,
-            prefix,
-            head,
+            prefix: format!("{head}{{\"index\":{index},"),
             produced: 0,
             text_offset: 0,
             is_over: false,
-            _load: load,
-        }
+        };
+        let choices = generations.into_iter().enumerate().map(choice).collect();
+        TokenStream { choices, face, wanted, head, is_over: false, _load: load }
     }
 
-    fn chunk(&mut self, event: Event) -> String {
-        let mut out = String::with_capacity(2 * self.prefix.len() + 160);
-        if self.face == Face::Chat && self.produced == 0 {
-            out.push_str(&self.prefix);
+    fn chunk(&mut self, index: usize, event: Event) -> String {
+        let Some(choice) = self.choices.get_mut(index) else { return String::new() };
+        let mut out = String::with_capacity(2 * choice.prefix.len() + 160);
+        if self.face == Face::Chat && choice.produced == 0 {
+            out.push_str(&choice.prefix);
             out.push_str("\"delta\":{\"role\":\"assistant\",\"content\":\"\"},\"logprobs\":null,\"finish_reason\":null}]");
             out.push_str("}\n\n");
         }
         let text = event.token.map_or("", |(token, _)| word(token));
         let gap = if text.is_empty() { "" } else { " " };
-        out.push_str(&self.prefix);
+        out.push_str(&choice.prefix);
         // Writing to a string cannot fail.
         let _ = match self.face {
             Face::Completion => write!(out, "\"text\":\"{gap}{text}\",\"logprobs\":"),
@@ -78,7 +82,7 @@ impl TokenStream {
         };
         match event.token {
             Some((_, logprob)) if self.wanted.logprobs => {
-                out.push_str(&logprob_json(self.face, text, logprob, self.text_offset));
+                out.push_str(&logprob_json(self.face, text, logprob, choice.text_offset));
             }
             _ => out.push_str("null"),
         }
@@ -88,10 +92,11 @@ impl TokenStream {
             }
             None => out.push_str(",\"finish_reason\":null}]"),
         }
-        self.produced += u32::from(event.token.is_some());
-        self.text_offset += gap.len() + text.len();
+        choice.produced += u32::from(event.token.is_some());
+        choice.text_offset += gap.len() + text.len();
+        choice.is_over = event.finish.is_some();
         out.push_str("}\n\n");
-        if event.finish.is_some() {
+        if self.choices.iter().all(|choice| choice.is_over) {
             if self.wanted.include_usage {
                 out.push_str(&self.head);
                 out.push(']');
@@ -106,7 +111,8 @@ impl TokenStream {
 
     /// The last event's usage.
     fn usage(&self, out: &mut String) {
-        let (prompt, output) = (self.wanted.prompt_tokens, self.produced);
+        let output: u32 = self.choices.iter().map(|choice| choice.produced).sum();
+        let prompt = self.wanted.prompt_tokens;
         let total = prompt + output;
         let _ = write!(
             out,
@@ -140,15 +146,23 @@ impl Stream for TokenStream {
         if stream.is_over {
             return Poll::Ready(None);
         }
-        let text = match ready!(stream.generation.events.poll_recv(cx)) {
-            Some(event) => stream.chunk(event),
-            None => {
-                // The engine died: an error event inside the 200 answer (CONTRACT 5 [run]).
-                stream.is_over = true;
-                let error = errors::body(StatusCode::INTERNAL_SERVER_ERROR, ENGINE_DEAD, None);
-                format!("data: {error}\n\ndata: [DONE]\n\n")
+        for index in 0..stream.choices.len() {
+            let choice = &mut stream.choices[index];
+            if choice.is_over {
+                continue;
             }
-        };
-        Poll::Ready(Some(Ok(Bytes::from(text))))
+            let Poll::Ready(event) = choice.generation.events.poll_recv(cx) else { continue };
+            let text = match event {
+                Some(event) => stream.chunk(index, event),
+                None => {
+                    // The engine died: an error event inside the 200 answer (CONTRACT 5 [run]).
+                    stream.is_over = true;
+                    let error = errors::body(StatusCode::INTERNAL_SERVER_ERROR, ENGINE_DEAD, None);
+                    format!("data: {error}\n\ndata: [DONE]\n\n")
+                }
+            };
+            return Poll::Ready(Some(Ok(Bytes::from(text))));
+        }
+        Poll::Pending
     }
 }

@@ -1,49 +1,7 @@
 //! The assertion, memory that runs out, and the faults.
 
 use crate::harness::*;
-use hotbunk_sim::ledger::Owner;
 use serde_json::json;
-
-const AWAKE: &str = "vllm:engine_sleep_state{engine=\"0\",model_name=\"Qwen3-1.7B\",sleep_state=\"awake\"}";
-
-#[tokio::test]
-async fn a_neighbour_in_the_window_leaves_the_wreck_that_dies_with_the_next_request() {
-    let node = Node::new();
-    let mut engine = node.start("B", &[]).await;
-    engine.text(3).await;
-    engine.fault("neighbour_alloc_in_sleep", None).await;
-    assert_eq!(engine.post("/sleep?level=1").await, 500);
-    engine.clear_faults().await;
-    until("the neighbour to go", async || node.used() == B_RESIDUAL).await;
-    assert!(engine.is_sleeping().await, "the scheduler is paused");
-    assert_eq!(engine.metric(AWAKE).await, Some(1.0));
-    assert_eq!(engine.get("/health").await.status(), 200);
-    assert_eq!(engine.post("/wake_up").await, 200, "and wakes nothing");
-    assert_eq!(node.used(), B_RESIDUAL);
-    assert!(!engine.is_sleeping().await);
-    assert_eq!(engine.complete(3).await.0, 500);
-    assert_eq!(engine.ended().await.code(), Some(0), "the exit code tells nothing");
-    assert!(engine.log().contains("illegal memory access"));
-    assert_eq!(node.used(), 0);
-}
-
-#[tokio::test]
-async fn the_wreck_is_repaired_by_sleeping_again_from_0_28() {
-    let node = Node::new();
-    let engine = node.start("B", &["--version", "0.32"]).await;
-    let text = engine.text(9).await;
-    engine.fault("neighbour_alloc_in_sleep", None).await;
-    let (status, body) = engine.post_json("/sleep?level=1", &json!({})).await;
-    let message = body["error"]["message"].as_str().unwrap();
-    assert_eq!(status, 500);
-    assert!(
-        message.starts_with("Call to sleep method failed: Worker failed with error 'Memory usage increased")
-    );
-    // The neighbour stays: only growth counts.
-    assert_eq!(engine.post("/sleep?level=1").await, 200);
-    assert_eq!(engine.post("/wake_up").await, 200);
-    assert_eq!(engine.text(9).await, text);
-}
 
 #[tokio::test]
 async fn the_wreck_is_repaired_by_the_workers_wake_up_below_0_28() {
@@ -57,39 +15,6 @@ async fn the_wreck_is_repaired_by_the_workers_wake_up_below_0_28() {
     assert_eq!(engine.post("/sleep?level=1").await, 500, "a second sleep copies from unmapped pages");
     assert_eq!(engine.rpc("wake_up", json!({})).await, 200);
     assert_eq!(engine.post("/resume").await, 200);
-    assert_eq!(node.used(), B_AWAKE);
-    assert_eq!(engine.text(9).await, text);
-}
-
-/// Leaves so many bytes free beside a sleeping B.
-fn crowd(node: &Node, free: u64) -> (Owner, u64) {
-    let me = Owner::current().unwrap();
-    let usage = node.ledger.usage().unwrap();
-    let bytes = usage.free() - free;
-    node.ledger.allocate(me, "crowd", bytes).unwrap();
-    (me, bytes)
-}
-
-#[tokio::test]
-async fn a_wake_out_of_memory_half_way_keeps_what_is_mapped_and_goes_on_when_there_is_room() {
-    let node = Node::new();
-    let engine = node.start("B", &[]).await;
-    let text = engine.text(9).await;
-    assert_eq!(engine.post("/sleep?level=1").await, 200);
-    let (me, bytes) = crowd(&node, B_WEIGHTS / 2);
-    assert_eq!(engine.post("/wake_up").await, 500);
-    let mapped = node.used() - bytes - B_RESIDUAL;
-    assert!(mapped > 0 && mapped <= B_WEIGHTS / 2, "{mapped}");
-    assert!(engine.is_sleeping().await);
-    assert_eq!(engine.get("/health").await.status(), 200);
-    // Still flagged asleep: /sleep does nothing, the worker's own sleep gives the pages back.
-    assert_eq!(engine.post("/sleep?level=1").await, 200);
-    assert_eq!(node.used() - bytes - B_RESIDUAL, mapped);
-    assert_eq!(engine.rpc("sleep", json!({ "level": 1 })).await, 200);
-    assert_eq!(node.used() - bytes, B_RESIDUAL);
-    assert_eq!(engine.post("/wake_up").await, 500);
-    node.ledger.free(me, "crowd", bytes).unwrap();
-    assert_eq!(engine.post("/wake_up").await, 200);
     assert_eq!(node.used(), B_AWAKE);
     assert_eq!(engine.text(9).await, text);
 }

@@ -1,6 +1,6 @@
-//! Completions, errors, routes, metrics.
+//! What is not vLLM's to tell: lengths, the end of a text, batches; routes by release. The contract suite has the rest.
 
-use crate::harness::{End, Node};
+use crate::harness::Node;
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -8,17 +8,6 @@ use serde_json::{Value, json};
 const CHAT: &str = "Tell me in a few plain words how two sailors share one bunk by night and day.";
 const PLAIN: &str = "Tell me in a few plain words how two sailors can share one bunk by shifts so that nobody on \
                      board must sleep on deck.";
-
-#[tokio::test]
-async fn plain_and_streamed_answers_agree_always() {
-    let node = Node::new();
-    let engine = node.start("B", &[]).await;
-    let text = engine.text(40).await;
-    assert_eq!(text, engine.text(40).await);
-    let mut stream = engine.stream(40).await;
-    assert_eq!(stream.end().await, End::Finish("length".into()));
-    assert_eq!((stream.text, stream.tokens), (text, 40));
-}
 
 #[tokio::test]
 async fn the_reference_prompt_has_26_and_25_tokens() {
@@ -36,30 +25,6 @@ async fn the_reference_prompt_has_26_and_25_tokens() {
 }
 
 #[tokio::test]
-async fn chat_streams_carry_role_usage_and_logprobs() {
-    let node = Node::new();
-    let engine = node.start("B", &[]).await;
-    let body = json!({ "messages": [{ "role": "user", "content": [{ "type": "text", "text": "hello there" }] }],
-        "max_tokens": 3, "temperature": 0, "stream": true, "logprobs": true, "ignore_eos": true,
-        "stream_options": { "include_usage": true } });
-    let response = engine.client.post(engine.url("/v1/chat/completions")).json(&body).send().await.unwrap();
-    assert!(response.headers()["content-type"].to_str().unwrap().starts_with("text/event-stream"));
-    let text = response.text().await.unwrap();
-    assert!(text.ends_with("data: [DONE]\n\n"));
-    let events: Vec<Value> =
-        text.lines().filter_map(|l| serde_json::from_str(l.strip_prefix("data: ")?).ok()).collect();
-    assert_eq!(events.len(), 5);
-    assert_eq!(events[0]["choices"][0]["delta"]["role"], "assistant");
-    assert!(events[1]["choices"][0]["logprobs"]["content"][0]["logprob"].as_f64().unwrap() < 0.0);
-    assert_eq!(events[3]["choices"][0]["finish_reason"], "length");
-    assert_eq!(
-        events[4]["usage"],
-        json!({ "prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13 })
-    );
-    assert_eq!(events[4]["choices"], json!([]));
-}
-
-#[tokio::test]
 async fn generation_ends_by_itself_unless_told_to_ignore_it() {
     let node = Node::new();
     let engine = node.start("B", &[]).await;
@@ -73,33 +38,6 @@ async fn generation_ends_by_itself_unless_told_to_ignore_it() {
         texts.push(engine.post_json("/v1/completions", body).await.1["choices"][0]["text"].clone());
     }
     assert!(texts[0] == texts[1] && texts[0] != texts[2]);
-}
-
-#[tokio::test]
-async fn bad_requests_are_told_why_in_openai_form() {
-    let node = Node::new();
-    let engine = node.start("B", &["--max-model-len", "100"]).await;
-    for (body, status, word) in [
-        (json!({ "model": "nobody", "prompt": "x" }), 404, "`nobody` does not exist"),
-        (json!({ "prompt": "x", "max_tokens": 0 }), 400, "at least 1"),
-        (json!({ "prompt": "x", "max_tokens": 100 }), 400, "maximum context length is 100"),
-        (json!({ "prompt": "x", "stream_options": { "include_usage": true } }), 400, "Stream options"),
-        (json!({ "prompt": "x", "temperature": -1 }), 400, "non-negative"),
-        (json!({ "max_tokens": 1 }), 400, "Field required"),
-        (json!({ "prompt": "x", "max_tokens": "many" }), 400, "max_tokens"),
-    ] {
-        let (got, answer) = engine.post_json("/v1/completions", &body).await;
-        let message = answer["error"]["message"].as_str().unwrap_or_default().to_owned();
-        assert!(got == status && answer["error"]["code"] == status, "{body}: {got} {answer}");
-        assert!(message.contains(word) || word == "max_tokens", "{message}");
-    }
-    assert_eq!(engine.post_json("/sim/speed", &json!({ "speed": 0 })).await.0, 400);
-    let broken = engine.client.post(engine.url("/v1/completions")).header("content-type", "application/json");
-    assert_eq!(broken.body("{\"prompt\":").send().await.unwrap().status(), 400);
-    let form = engine.client.post(engine.url("/v1/completions")).body("prompt=x").send().await.unwrap();
-    assert_eq!(form.status(), 400);
-    let (status, _) = engine.post_json("/v1/chat/completions", &json!({ "messages": [] })).await;
-    assert_eq!(status, 400);
 }
 
 #[tokio::test]
@@ -148,34 +86,6 @@ async fn metrics_move_only_with_the_engines_steps() {
 }
 
 #[tokio::test]
-async fn a_client_that_goes_ends_its_request() {
-    let node = Node::new();
-    let engine = node.start_slow("B", 2.0, &[]).await;
-    let mut stream = engine.stream(3000).await;
-    stream.until(2).await;
-    drop(stream);
-    crate::harness::until("the request's end", async || {
-        engine.metric("vllm:num_requests_running{").await == Some(0.0)
-    })
-    .await;
-}
-
-#[tokio::test]
-async fn an_idle_connection_is_closed_after_a_few_seconds() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let node = Node::new();
-    let engine = node.start("B", &["env:VLLM_HTTP_TIMEOUT_KEEP_ALIVE=1"]).await;
-    let address = engine.url("").trim_start_matches("http://").to_owned();
-    let mut connection = tokio::net::TcpStream::connect(&address).await.unwrap();
-    let request = format!("GET /health HTTP/1.1\r\nhost: {address}\r\n\r\n");
-    connection.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    let read = connection.read_to_string(&mut answer);
-    tokio::time::timeout(crate::harness::PATIENCE, read).await.expect("closed in time").unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200 OK"), "{answer}");
-}
-
-#[tokio::test]
 async fn a_batch_changes_no_token_and_logprobs_by_a_hair() {
     let node = Node::new();
     let engine = node.start_slow("B", 5.0, &[]).await;
@@ -196,32 +106,6 @@ async fn a_batch_changes_no_token_and_logprobs_by_a_hair() {
         }
     }
     assert!(differs, "the noise is there");
-}
-
-#[tokio::test]
-async fn pausing_holds_resuming_lets_go_and_aborting_names_requests() {
-    let node = Node::new();
-    let engine = node.start_slow("B", 4.0, &[]).await;
-    let expected = engine.text(500).await;
-    let mut stream = engine.stream(500).await;
-    stream.until(5).await;
-    let reset = engine.client.post(engine.url("/reset_prefix_cache")).send().await.unwrap();
-    assert_eq!(reset.json::<Value>().await.unwrap(), json!({ "success": false }), "blocks are held");
-    assert_eq!(engine.post("/pause?mode=keep").await, 200);
-    let paused: Value = engine.get("/is_paused").await.json().await.unwrap();
-    assert_eq!(paused, json!({ "is_paused": true }));
-    assert_eq!(engine.post("/pause?mode=gently").await, 400);
-    assert_eq!(engine.post("/resume").await, 200);
-    assert_eq!(stream.end().await, End::Finish("length".into()));
-    assert_eq!(stream.text, expected);
-
-    let mut doomed = engine.stream(3000).await;
-    let mut spared = engine.stream(300).await;
-    doomed.until(2).await;
-    let (status, told) = engine.post_json("/abort_requests", &json!({ "request_ids": [doomed.id] })).await;
-    assert_eq!((status, told), (200, json!({ "status": "aborted", "aborted": 1 })));
-    assert_eq!(doomed.end().await, End::Finish("abort".into()));
-    assert_eq!(spared.end().await, End::Finish("length".into()));
 }
 
 #[tokio::test]
@@ -247,4 +131,33 @@ async fn a_long_prompt_is_taken_whole() {
     let body = json!({ "prompt": "sail ".repeat(700_000), "max_tokens": 1 });
     let (status, answer) = engine.post_json("/v1/completions", &body).await;
     assert_eq!((status, &answer["usage"]["prompt_tokens"]), (200, &json!(700_000)));
+}
+
+#[tokio::test]
+async fn a_speed_that_is_none_is_refused() {
+    let node = Node::new();
+    let engine = node.start("B", &[]).await;
+    assert_eq!(engine.post_json("/sim/speed", &json!({ "speed": 0 })).await.0, 400);
+}
+
+#[tokio::test]
+async fn it_listens_on_a_unix_socket_too() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let node = Node::new();
+    let socket = node.oplog().with_file_name("engine.sock");
+    // One that an earlier process has left.
+    std::fs::write(&socket, "").unwrap();
+    let mut engine = node.launch("B", &["--uds", socket.to_str().unwrap()]);
+    let mut answer = String::new();
+    crate::harness::until("the socket", async || {
+        let Ok(mut connection) = tokio::net::UnixStream::connect(&socket).await else { return false };
+        let request = "GET /health HTTP/1.1\r\nhost: engine\r\nconnection: close\r\n\r\n";
+        connection.write_all(request.as_bytes()).await.unwrap();
+        answer.clear();
+        connection.read_to_string(&mut answer).await.unwrap();
+        answer.starts_with("HTTP/1.1 200 OK")
+    })
+    .await;
+    engine.note_family();
+    assert!(engine.client.get(engine.url("/health")).send().await.is_err(), "and nowhere else");
 }

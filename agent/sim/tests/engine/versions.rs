@@ -136,3 +136,21 @@ async fn level_2_has_its_traps_below_0_27() {
     assert_eq!(engine.post("/wake_up").await, 200);
     assert_eq!(engine.rpc("reload_weights", json!({})).await, 500);
 }
+
+#[tokio::test]
+async fn up_to_0_31_bodies_are_empty_and_bad_levels_are_500_or_taken() {
+    let node = Node::new();
+    let engine = node.start("B", &["--version", "0.31"]).await;
+    for call in ["/sleep?level=3", "/wake_up", "/sleep?level=0", "/wake_up?tags=scheduling"] {
+        let response = engine.client.post(engine.url(call)).send().await.unwrap();
+        assert_eq!(
+            (response.status().as_u16(), response.text().await.unwrap().as_str()),
+            (200, ""),
+            "{call}"
+        );
+    }
+    for call in ["/sleep?level=abc", "/sleep?level=1.0"] {
+        assert_eq!(engine.post(call).await, 500, "{call}");
+    }
+    assert!(!engine.is_sleeping().await);
+}

@@ -51,6 +51,9 @@ impl<'a> Command<'a> {
     pub(super) fn program(self) -> Program {
         let base = |arg: &'a Located<String>| arg.value.rsplit('/').next().unwrap_or("");
         if let Some(runtime) = self.runtime {
+            if self.args.iter().any(|arg| arg.value == "sim-engine") {
+                return Program::Simulated;
+            }
             let is_vllm = base(runtime.image).contains("vllm") || self.args.iter().any(|a| base(a) == "vllm");
             return match is_vllm && self.flag(&["--config"]).is_none() {
                 true => Program::Vllm,
@@ -155,6 +158,11 @@ impl<'a> Runtime<'a> {
             }
         };
         (0..self.args.len()).filter_map(at).collect()
+    }
+
+    /// Whether one of these flags is there, whatever its value.
+    pub(super) fn has(self, names: &[&str]) -> bool {
+        self.args.iter().any(|arg| names.contains(&arg.value.split('=').next().unwrap_or_default()))
     }
 
     /// Whether the container uses the machine's own network: its port is the machine's port.

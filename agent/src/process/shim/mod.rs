@@ -14,6 +14,7 @@
 //! It goes when an agent says that it has noted the end, or, after SIGTERM, when the engine has been stopped.
 
 mod clients;
+mod contain;
 mod setup;
 mod stage;
 
@@ -30,10 +31,12 @@ use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
 
 use clients::{Asked, Clients};
+use contain::{Contain, Happened, Order};
 pub(super) use setup::SERVICE_VARIABLES;
 use stage::{Action, Input, Stage};
 
 use super::cgroup::Cgroup;
+use super::container::{ContainerSpec, ContainerState};
 use super::log::{Capture, LogPolicy, LossCause, Losses};
 use super::protocol::{Answer, Ask, Event, Exit, Greeting, line};
 use super::scope::Scope;
@@ -42,6 +45,9 @@ use super::sweep::Sweep;
 use super::tree::{ProcStat, boot_id};
 use super::{TAIL_LINES, signal as signals};
 use crate::clock;
+
+/// How long a container runtime's client may take to tell how its container ended.
+const CLIENT: Duration = Duration::from_secs(1);
 
 /// A shim's orders.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +62,7 @@ pub(super) struct ShimSpec {
     pub(super) log_policy: LogPolicy,
     pub(super) grace_ms: u64,
     pub(super) use_cgroup: bool,
+    pub(super) container: Option<ContainerSpec>,
     pub(super) socket: PathBuf,
 }
 
@@ -111,6 +118,8 @@ struct Shim {
     told: Vec<LossCause>,
     /// The leader's end, between its reaping and its report.
     ended: Option<WaitStatus>,
+    /// Where the engine runs in a container.
+    contain: Option<Contain>,
     listener: UnixListener,
     deaths: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
@@ -156,10 +165,20 @@ impl Shim {
             log: spec.log.clone(),
             grace_ms: spec.grace_ms,
             started: clock::wall(),
+            container: spec.container.clone().map(|spec| ContainerState { spec, client: None, found: None }),
         };
         let record = |state: &ShimState| {
             write_json(&state_file, state).map_err(|error| format!("{}: {error}", state_file.display()))
         };
+        // A runtime refuses to write over an id, and an old one would name another container.
+        if let Some(path) = spec.container.as_ref().and_then(|container| container.id_file.as_ref()) {
+            match fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(format!("the container's id file {}: {error}", path.display()));
+                }
+                _ => {}
+            }
+        }
         // From here on a failure leaves files behind; the agent that hears of it removes them, or the next one does.
         record(&state)?;
         let started = (|| {
@@ -167,9 +186,11 @@ impl Shim {
                 io::pipe().map_err(|error| format!("no pipe for the engine's output: {error}"))?;
             let capture = Capture::start(output, spec.log.clone(), spec.log_policy)
                 .map_err(|error| format!("the engine's log {}: {error}", spec.log.display()))?;
-            Ok((setup::start_engine(&spec, input, cgroup.as_ref())?, capture))
+            let output =
+                input.try_clone().map_err(|error| format!("no pipe for the engine's output: {error}"))?;
+            Ok((setup::start_engine(&spec, input, cgroup.as_ref())?, capture, Contain::new(&spec, output)))
         })();
-        let (leader, capture) = match started {
+        let (leader, capture, contain) = match started {
             Ok(started) => started,
             Err(why) => {
                 if let Some(cgroup) = &cgroup {
@@ -179,6 +200,9 @@ impl Shim {
             }
         };
         state.leader = Some(leader);
+        if let Some(container) = &mut state.container {
+            container.client = Some(leader);
+        }
         let scope = Scope::of(&state);
         if let Err(why) = record(&state) {
             // An engine that no later agent could know must not run.
@@ -196,6 +220,7 @@ impl Shim {
             told: Vec::new(),
             capture,
             ended: None,
+            contain,
             listener,
             deaths,
             terminate,
@@ -240,6 +265,9 @@ impl Shim {
                     break;
                 },
                 Ok(()) = self.losses.changed() => self.tell_losses(&mut clients),
+                happened = Contain::next(self.contain.as_mut()) => {
+                    self.container_happened(happened, &mut clients).await;
+                }
                 () = time => {}
             }
         }
@@ -260,14 +288,89 @@ impl Shim {
     /// Reaps what has died, looks at what lives where that matters, and takes the steps that follow.
     async fn advance(&mut self, clients: &mut Clients) {
         self.reap_and_tell(clients).await;
-        let empty = self.stage.wants_look() && self.scope.look().is_empty();
+        let empty = self.stage.wants_look() && self.is_empty();
         // A leader that died between reaping and looking is not running, but has not been told of either.
         self.reap_and_tell(clients).await;
         self.step(if empty { Input::TreeEmpty } else { Input::Tick }, clients).await;
     }
 
+    /// What runs of the engine, the commands that end it left out.
+    fn look(&self) -> Vec<ProcStat> {
+        let found = self.scope.look();
+        self.contain.as_ref().map_or(found.clone(), |contain| contain.without_runner(found))
+    }
+
+    /// Whether nothing of the engine runs, and, of one in a container, nobody forwards its port any more.
+    fn is_empty(&mut self) -> bool {
+        if !self.look().is_empty() {
+            return false;
+        }
+        let port = self.state.container.as_ref().map_or(0, |container| container.spec.port);
+        match &mut self.contain {
+            None => true,
+            Some(contain) => !contain.is_running() && contain.port_is_free(port, clock::now()),
+        }
+    }
+
+    async fn container_happened(&mut self, happened: Happened, clients: &mut Clients) {
+        let Some(contain) = &mut self.contain else { return };
+        match happened {
+            Happened::LookDue => match contain.look(&self.state) {
+                Ok(Some(contained)) => {
+                    self.state.leader = Some(contained.leader);
+                    self.scope.found(&contained);
+                    if let Some(container) = &mut self.state.container {
+                        container.found = Some(contained.clone());
+                    }
+                    // A record that cannot be written leaves the client's name in it: a later agent stops the container.
+                    let _ = write_json(&self.state_file, &self.state);
+                    clients.tell(Event::Contained(contained));
+                }
+                Ok(None) => {}
+                Err(why) if why.is_empty() => {}
+                Err(why) => clients.tell(Event::NotContained { why }),
+            },
+            Happened::LeaderEnded => {
+                contain.end();
+                // The client tells how it ended, a moment later.
+                let told = async {
+                    while self.contain.as_ref().is_some_and(|c| c.client_status().is_none()) {
+                        self.deaths.recv().await;
+                        self.reap();
+                    }
+                };
+                // Where it does not, nobody knows.
+                let _ = tokio::time::timeout(CLIENT, told).await;
+                self.ended = self.contain.as_ref().and_then(Contain::client_status);
+                self.capture.settle().await;
+                self.step(Input::LeaderExited, clients).await;
+            }
+        }
+    }
+
+    /// The client has ended; whether the engine's leader has with it.
+    fn client_ended(&mut self, clients: &mut Clients) {
+        let leads = self.state.container.as_ref().and_then(|c| c.found.as_ref()).map(|found| found.leader);
+        let runs = leads.and_then(ProcStat::read_member).is_some_and(|stat| stat.is_running());
+        if runs && self.stage == Stage::Running {
+            clients.tell(Event::ClientGone);
+        }
+    }
+
     async fn reap_and_tell(&mut self, clients: &mut Clients) {
-        if self.reap() {
+        let had_client = self.contain.as_ref().is_some_and(|c| c.client_status().is_none());
+        let mut exited = self.reap();
+        if had_client && self.contain.as_ref().is_some_and(|c| c.client_status().is_some()) {
+            self.client_ended(clients);
+        }
+        let stopping = self.stage != Stage::Running;
+        if let Some(contain) = &mut self.contain
+            && contain.never_found(stopping)
+        {
+            self.ended = contain.client_status();
+            exited = true;
+        }
+        if exited {
             self.capture.settle().await;
             self.step(Input::LeaderExited, clients).await;
         }
@@ -279,7 +382,10 @@ impl Shim {
         // Any child is ours to reap: this process starts none but the engine.
         while let Ok(Some((pid, status))) = wait(WaitOptions::NOHANG) {
             let pid = u32::try_from(pid.as_raw_pid()).ok();
-            if self.ended.is_none() && self.state.leader.is_some_and(|known| Some(known.pid) == pid) {
+            if let Some(contain) = &mut self.contain {
+                // A container's leader is nobody's child here.
+                contain.reaped(pid, status, self.state.container.as_ref().and_then(|c| c.client));
+            } else if self.ended.is_none() && self.state.leader.is_some_and(|known| Some(known.pid) == pid) {
                 self.ended = Some(status);
                 leader = true;
             }
@@ -294,14 +400,28 @@ impl Shim {
         for action in actions {
             match action {
                 Action::TermLeader => {
-                    if let Some(leader) = self.state.leader {
+                    let mut leader = self.state.leader;
+                    if let (Some(contain), Some(container)) = (&mut self.contain, &self.state.container) {
+                        contain.order(Order::Stop, clock::now());
+                        // Where there is no container yet, its client must not make one any more.
+                        leader = container.client.filter(|_| container.found.is_none());
+                    }
+                    if let Some(leader) = leader {
                         // Gone already: its death is about to be noticed.
                         let _ = signals::send(leader, Signal::TERM);
                     }
                 }
                 Action::KillTree => {
-                    let found = self.scope.look();
-                    self.sweep.kill(&self.scope, &found);
+                    let found = self.scope.look_apart();
+                    let mut own = found.proven;
+                    if let Some(contain) = &mut self.contain {
+                        own = contain.without_runner(own);
+                        let unknown = self.state.container.as_ref().is_some_and(|c| c.found.is_none());
+                        if unknown || !found.contained.is_empty() {
+                            contain.order(Order::Kill, clock::now());
+                        }
+                    }
+                    self.sweep.kill(&self.scope, &own);
                 }
                 Action::ReportExit => clients.tell(Event::Exited(Exit {
                     asked,
@@ -310,7 +430,7 @@ impl Shim {
                     tail: self.capture.last(TAIL_LINES),
                 })),
                 Action::ReportSwept => {
-                    let found = self.scope.look();
+                    let found = self.look();
                     clients.tell(Event::Swept(self.sweep.end(&found)));
                 }
             }

@@ -11,6 +11,7 @@ use crate::config::checked::{Device, Engine, GIB, Source};
 use crate::config::raw::{RawConfig, RawDevice, RawEngine};
 use crate::config::reader::{Field, Located, Size, list, nearest};
 
+mod container;
 mod said_twice;
 mod settings;
 mod turn;
@@ -183,6 +184,7 @@ impl OneEngine<'_, '_, '_> {
                 let key = self.key("op_log");
                 self.checking.path(&raw.op_log, &key)
             },
+            container: self.container(command, &name),
             timeouts: self.timeouts(),
             simulated: command.program() == Program::Simulated,
             sleep_tiers,
