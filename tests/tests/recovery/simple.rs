@@ -176,6 +176,22 @@ async fn other_settings_wait_for_a_restart_and_a_removed_engine_is_stopped() {
 }
 
 #[tokio::test]
+async fn what_is_not_proven_is_left_alone() {
+    let (node, agent) = pair().await;
+    agent.kill().await;
+    let record = node.dir().join("state/shims/A-00000000/shim.json");
+    std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+    std::fs::write(&record, "{ not a record").unwrap();
+    let agent = node.start().await;
+    agent.until_up().await;
+    assert_eq!(agent.incident_codes(0).await, ["left_alone "]);
+    assert!(record.exists());
+    let checks = agent.api.doctor().await.unwrap().checks;
+    assert!(checks.iter().any(|c| c.name == "left by a former agent" && c.found.contains("shim.json")));
+    agent.stop().await;
+}
+
+#[tokio::test]
 async fn a_second_agent_is_refused_and_touches_nothing() {
     let (node, agent) = pair().await;
     let before = pids(&node);
