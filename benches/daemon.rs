@@ -46,10 +46,12 @@ pub struct Node {
     pub engines: Vec<Engine>,
     /// How many times faster than real time the engines are.
     pub speed: f64,
-    /// Engines awake at once; all of them are, at the start, if it is more than one.
+    /// Engines that may be awake at once.
     pub max_awake: usize,
     /// Where the gateway listens.
     pub gateway: Option<SocketAddr>,
+    /// Further lines of `[gateway]`, and tables after it.
+    pub tenants: &'static str,
 }
 
 /// The daemon; ended, and its folder of sockets taken away, at the latest when it is dropped.
@@ -145,21 +147,21 @@ impl Drop for Daemon {
 
 impl Node {
     fn configuration(&self, program: &Path, dir: &Path, sockets: &Path) -> anyhow::Result<String> {
-        let names: Vec<&str> = self.engines.iter().map(|engine| engine.name).take(self.max_awake).collect();
         let mut text = format!(
             "[node]\nstate_dir = {:?}\nruntime_dir = {:?}\nmetrics_listen = {:?}\nhost_memory_reserve = \"1GiB\"\n\n\
              [simulated]\nprofile = \"l20\"\nspeed = {:?}\nhost_scale = {HOST_SCALE}\n\n\
-             [policy]\nawake_at_start = {names:?}\n\n\
+             [policy]\nawake_at_start = {:?}\n\n\
              [[device]]\nname = \"gpu0\"\nledger = {:?}\nmax_awake = {}\n",
             dir.join("state"),
             sockets,
             free_address()?.to_string(),
             self.speed,
+            self.engines.first().map_or("", |engine| engine.name),
             dir.join("device-ledger.json"),
             self.max_awake,
         );
-        let listen = self.gateway.map_or_else(|| "none".to_owned(), |address| address.to_string());
-        write!(text, "\n[gateway]\nlisten = {listen:?}\n")?;
+        let listen = self.gateway.map_or("none".to_owned(), |address| address.to_string());
+        write!(text, "\n[gateway]\nlisten = {listen:?}\n{}\n", self.tenants)?;
         for engine in &self.engines {
             let (weights, utilization) = if engine.role == "A" { (28, "0.80") } else { (4, "0.25") };
             let mut words = engine.before.clone();

@@ -95,7 +95,7 @@ fn ms(ms: u64) -> Duration {
 }
 
 fn ask(to: u16, strategy: Strategy) -> Ask {
-    Ask { to: EngineId(to), strategy, leave: None, drain: DrainPolicy::Wait }
+    Ask { to: EngineId(to), strategy, leave: None, drain: DrainPolicy::Wait, spare_pinned: false }
 }
 
 fn decisions(c: &mut Criterion) {

@@ -108,7 +108,8 @@ impl App {
             pid: std::process::id(),
             boot_id: opened.boot_id.clone(),
         };
-        recorder.record_one(&Context::none(), started).await.context("the journal cannot be written")?;
+        // A journal that cannot be written has said so; engines that serve must not want for an agent because of it.
+        drop(recorder.record_one(&Context::none(), started).await);
         if let Some(incident) = Incident::of_open(&opened) {
             drop(recorder.record_one(&Context::none(), incident).await);
         }
@@ -182,6 +183,8 @@ impl App {
         let board = Board::new(Arc::clone(&events));
         let (switcher, handle) =
             Switcher::new(node, Arc::clone(&hands), received, board, config.node.reconcile_interval);
+        let needs_journal = config.journal.on_failure == config::OnFailure::RefuseSwitching;
+        let switcher = switcher.needing_the_journal(needs_journal);
         // Before anything else reaches it.
         handle.take(taken);
         hub.attach(Link {
@@ -193,6 +196,9 @@ impl App {
         let start = |sockets| Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub));
         let gateway = clients.map(start).transpose()?;
         let gateway_address = gateway.as_ref().map(Gateway::address);
+        if let Some(address) = gateway_address {
+            hub.listens_on(address);
+        }
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
         let mut tasks = sample_tasks(&hands);

@@ -57,7 +57,7 @@ impl Backend {
         events: Arc<EventLog>,
     ) -> Self {
         let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let identity = Identity { started_at: clock::epoch(), node };
+        let identity = Identity { started_at: clock::epoch(), started: clock::now(), node };
         Backend { parts: Arc::new(Parts { identity, config, switcher, hands, cycles, events }) }
     }
 
@@ -73,29 +73,39 @@ impl Backend {
     }
 
     fn request(&self, request: &OperationRequest) -> Result<Request, ApiError> {
-        let engine = self.engine(request.engine())?;
         Ok(match request {
             OperationRequest::Switch(r) => Request::Switch {
-                to: engine,
+                to: self.engine(&r.engine)?,
                 strategy: r.strategy.map(strategy_in),
                 leave: r.leave.map(tier_in),
                 drain: drain(r.drain, r.deadline_s),
             },
-            OperationRequest::Sleep(r) => {
-                Request::Sleep { engine, tier: r.tier.map(tier_in), drain: drain(r.drain, r.deadline_s) }
-            }
-            OperationRequest::Wake(_) => Request::Wake(engine),
-            OperationRequest::Start(_) => {
+            OperationRequest::Sleep(r) => Request::Sleep {
+                engine: self.engine(&r.engine)?,
+                tier: r.tier.map(tier_in),
+                drain: drain(r.drain, r.deadline_s),
+            },
+            OperationRequest::Wake(r) => Request::Wake(self.engine(&r.engine)?),
+            OperationRequest::Start(r) => {
+                let engine = self.engine(&r.engine)?;
                 // Nobody else awake: then it is wanted awake; else it goes to its rest tier.
                 let node = self.parts.switcher.node();
                 let alone = !node.engines.iter().any(hotbunk_core::state::Engine::is_serving);
                 Request::Start { engine, rehearse: None, awake: alone }
             }
-            OperationRequest::Stop(r) => Request::Stop { engine, drain: drain(r.drain, r.deadline_s) },
-            OperationRequest::Restart(r) => {
-                Request::Restart { engine, rehearse: None, drain: drain(r.drain, r.deadline_s) }
+            OperationRequest::Stop(r) => {
+                Request::Stop { engine: self.engine(&r.engine)?, drain: drain(r.drain, r.deadline_s) }
             }
-            OperationRequest::Reset(_) => Request::Reset(engine),
+            OperationRequest::Restart(r) => Request::Restart {
+                engine: self.engine(&r.engine)?,
+                rehearse: None,
+                drain: drain(r.drain, r.deadline_s),
+            },
+            OperationRequest::Reset(r) => Request::Reset(self.engine(&r.engine)?),
+            OperationRequest::Pause(r) => {
+                Request::Pause { tier: r.tier.map(tier_in), drain: drain(r.drain, r.deadline_s) }
+            }
+            OperationRequest::Resume(_) => Request::Resume,
         })
     }
 
@@ -175,6 +185,7 @@ impl control::Backend for Backend {
             strategy: request.strategy.map_or(node.policy.strategy, strategy_in),
             leave: request.leave.map(tier_in).or(node.policy.leave),
             drain: request.drain.map_or(node.policy.drain, drain_in),
+            spare_pinned: false,
         };
         Ok(explain::explain(&node, self.parts.switcher.board(), &ask))
     }

@@ -1,18 +1,19 @@
 //! The node as the control API shows it, from the switcher's newest state and the newest readings.
 
 use crate::clock;
-use crate::config::Config;
+use crate::config::{Config, OnFailure};
 use crate::control::EventLog;
 use crate::cycle::Cycles;
 use crate::device::{Cause, Health};
 use crate::effects::{Hands, Seen, Stopped};
 use crate::switcher::{Board, Handle};
 use crate::translate::tier_out;
+use hotbunk_api::gateway::{Maintenance, MaintenanceStage};
 use hotbunk_api::status as wire;
 use hotbunk_api::words;
 use hotbunk_core::ids::{DeviceId, EngineId};
 use hotbunk_core::ledger;
-use hotbunk_core::state::{Condition, Drift, Engine, Node};
+use hotbunk_core::state::{Condition, Drift, Engine, Node, Paused, Pausing};
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 
@@ -21,6 +22,8 @@ use hotbunk_core::time::Moment;
 pub struct Identity {
     /// Wall clock at the agent's start, epoch seconds.
     pub started_at: f64,
+    /// The same on the clock that nobody sets.
+    pub started: Moment,
     /// Host's name.
     pub node: String,
 }
@@ -45,7 +48,7 @@ pub fn status(
             agent_version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             started_at: identity.started_at,
-            uptime_s: clock::epoch() - identity.started_at,
+            uptime_s: clock::now().since(identity.started).as_secs_f64(),
             config_path: Some(config.file.display().to_string()),
             simulated: config
                 .simulated
@@ -56,11 +59,19 @@ pub fn status(
                 available_bytes: memory.as_ref().map(|m| m.available),
                 reserved_bytes: Some(host_reserved(&node)),
             },
+            journal_trouble: hands.recorder.trouble().map(|trouble| wire::JournalTrouble {
+                reason: trouble.reason,
+                since_at: trouble.since,
+                lost_events: trouble.lost,
+                refuses_switching: config.journal.on_failure == OnFailure::RefuseSwitching,
+            }),
         },
         devices: device_ids(&node).map(|id| device(&node, hands, id)).collect(),
         engines: node.ids().map(|id| engine(&node, hands, switcher.board(), id)).collect(),
         operation,
         queue,
+        gateway: Some(hands.hub.show(&node)),
+        maintenance: node.paused.as_ref().map(|paused| maintenance(&node, paused)),
         cycle: cycles.current(),
     }
 }
@@ -72,6 +83,18 @@ fn host_reserved(node: &Node) -> u64 {
 
 fn device_ids(node: &Node) -> impl Iterator<Item = DeviceId> + use<> {
     (0..u16::try_from(node.devices.len()).unwrap_or(u16::MAX)).map(DeviceId)
+}
+
+fn maintenance(node: &Node, paused: &Paused) -> Maintenance {
+    Maintenance {
+        for_s: clock::now().since(paused.since).as_secs_f64(),
+        stage: match paused.stage {
+            Pausing::Begins => MaintenanceStage::Begins,
+            Pausing::Lasts => MaintenanceStage::Lasts,
+            Pausing::Ends => MaintenanceStage::Ends,
+        },
+        served: paused.served.iter().map(|id| node.engine(*id).spec.name.clone()).collect(),
+    }
 }
 
 /// What a device's ledger says: a change of it is worth telling.
@@ -201,6 +224,8 @@ fn why_stopped(life: u64, seen: &Seen) -> wire::StoppedWhy {
         None | Some(Stopped::Operator) => wire::StoppedWhy::Operator,
         Some(Stopped::Handoff) => wire::StoppedWhy::Handoff,
         Some(Stopped::CannotSleep) => wire::StoppedWhy::CannotSleep,
+        Some(Stopped::Idle) => wire::StoppedWhy::Idle,
+        Some(Stopped::Maintenance) => wire::StoppedWhy::Maintenance,
         Some(Stopped::Shutdown) => wire::StoppedWhy::Shutdown,
     }
 }
@@ -292,6 +317,8 @@ mod tests {
             (Stopped::Operator, wire::StoppedWhy::Operator),
             (Stopped::Handoff, wire::StoppedWhy::Handoff),
             (Stopped::CannotSleep, wire::StoppedWhy::CannotSleep),
+            (Stopped::Idle, wire::StoppedWhy::Idle),
+            (Stopped::Maintenance, wire::StoppedWhy::Maintenance),
             (Stopped::Shutdown, wire::StoppedWhy::Shutdown),
         ];
         for (stopped, why) in cases {

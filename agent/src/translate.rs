@@ -113,7 +113,7 @@ pub fn refusal(refusal: &Refusal, board: &Board) -> ApiError {
         Refusal::WrongState { .. } | Refusal::TooManyAwake { .. } | Refusal::NoPlan(_) => ErrorCode::Refused,
         Refusal::TooLate(_) => ErrorCode::Refused,
         Refusal::NotUnderWay(_) => ErrorCode::AlreadyOver,
-        Refusal::Paused | Refusal::Pinned { .. } => ErrorCode::Refused,
+        Refusal::Paused | Refusal::Pinned { .. } | Refusal::NoJournal { .. } => ErrorCode::Refused,
         Refusal::Closing => ErrorCode::Unavailable,
     };
     let error = ApiError::new(code, refusal.to_string());

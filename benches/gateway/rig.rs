@@ -1,7 +1,10 @@
 //! Everything that is measured, running: the agent with its engines, nginx, this process as their client.
 
+use crate::client::Wire;
 use crate::nginx::Nginx;
 use anyhow::Context;
+use hotbunk_api::operation::{EngineRequest, OperationRequest, Submit};
+use hotbunk_api::status::Status;
 use hotbunk_api::words::Tier;
 use hotbunk_benches::daemon::{Daemon, Engine, Node, free_address};
 use hotbunk_benches::{Asked, agent, folder};
@@ -14,6 +17,9 @@ pub(crate) const BACKEND: &str = "backend";
 pub(crate) const FAST: &str = "fast";
 /// Model of the simulated engine.
 pub(crate) const SIMULATED: &str = "simulated";
+/// A tenant that floods may have so many requests running at once.
+pub(crate) const FLOOD_LIMIT: usize = 4;
+const TENANTS: &str = "tenant_header = \"x-tenant\"\n\n[[tenant]]\nname = \"x\"\nmax_in_flight = 4\n\n[[tenant]]\nname = \"y\"\n";
 /// A token of the simulated engine comes after some tenths of a millisecond.
 const SPEED: f64 = 200.0;
 
@@ -55,9 +61,17 @@ impl Rig {
             engine("F", FAST, fast, vec![this, BACKEND.to_owned()]),
             engine("S", SIMULATED, simulated, Vec::new()),
         ];
-        let node = Node { engines, speed: SPEED, max_awake: 2, gateway: Some(gateway) };
+        let node = Node { engines, speed: SPEED, max_awake: 2, gateway: Some(gateway), tenants: TENANTS };
         let mut daemon = Daemon::start(asked, &agent()?, &dir, &node)?;
-        runtime.block_on(daemon.until(|s| s.engines.iter().all(|e| e.tier == Some(Tier::Awake))))?;
+        let at = |status: &Status, name: &str, tier| {
+            status.engines.iter().any(|e| e.name == name && e.tier == Some(tier))
+        };
+        runtime.block_on(async {
+            daemon.until(|s| at(s, "F", Tier::Awake) && at(s, "S", Tier::Level1)).await?;
+            let request = OperationRequest::Wake(EngineRequest { engine: "S".to_owned() });
+            daemon.client()?.submit(&Submit { id: None, request }).await?;
+            daemon.until(|s| at(s, "F", Tier::Awake) && at(s, "S", Tier::Awake)).await
+        })?;
         let workers = std::thread::available_parallelism()?.get();
         let nginx = Nginx::start(&dir, fast, workers)?;
         let status = runtime.block_on(async { anyhow::Ok(daemon.client()?.status().await?) })?;
@@ -100,6 +114,20 @@ impl Rig {
     pub(crate) fn nginx(&self) -> Option<Way> {
         let nginx = self.nginx.as_ref()?;
         Some(Way { name: "nginx", address: nginx.address, pids: nginx.pids() })
+    }
+
+    /// The simulated engine's times are divided by this from now on.
+    ///
+    /// # Errors
+    /// It does not take it.
+    pub(crate) async fn set_speed(&self, speed: f64) -> anyhow::Result<()> {
+        let body = format!("{{\"speed\":{speed:?}}}");
+        let request = format!(
+            "POST /sim/speed HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        Wire::open(self.simulated).await?.ask(request.as_bytes()).await?;
+        Ok(())
     }
 
     /// Ends everything in order.

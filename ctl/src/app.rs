@@ -45,6 +45,7 @@ async fn interruptible(cli: Cli) -> Result<(), Failure> {
 async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
     match command {
         Command::Status(args) => commands::status::run(context, args).await,
+        Command::Top(args) => commands::top::run(context, args).await,
         Command::Switch(args) => commands::switch::run(context, args).await,
         Command::Explain(args) => commands::explain::run(context, args).await,
         Command::Sleep(args) => commands::sleep::run(context, args).await,
@@ -53,6 +54,8 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Stop(args) => commands::stop::run(context, args).await,
         Command::Restart(args) => commands::restart::run(context, args).await,
         Command::Reset(args) => commands::reset::run(context, args).await,
+        Command::Pause(args) => commands::pause::run(context, args).await,
+        Command::Resume(args) => commands::resume::run(context, args).await,
         Command::Cycle(args) => commands::cycle::run(context, args).await,
         Command::Report(args) => commands::report::run(context, args).await,
         Command::Journal(args) => commands::journal::run(context, args).await,

@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::commands::{
-    check, completions, cycle, explain, journal, logs, man, report, reset, restart, sleep, start, status,
-    stop, switch, wake,
+    check, completions, cycle, explain, journal, logs, man, pause, report, reset, restart, resume, sleep,
+    start, status, stop, switch, top, wake,
 };
 use clap::{Parser, Subcommand};
 use hotbunk_api::error::ExitCode;
@@ -37,6 +37,8 @@ pub(crate) struct Cli {
 pub(crate) enum Command {
     /// Show devices, engines and what is going on
     Status(status::Args),
+    /// Watch the gateway: who runs, who waits, whose turn is next
+    Top(top::Args),
     /// Make an engine the one that is awake
     Switch(switch::Args),
     /// Show what a switch would do, the alternatives, and what would make it faster
@@ -53,6 +55,10 @@ pub(crate) enum Command {
     Restart(restart::Args),
     /// Let a failed engine start again
     Reset(reset::Args),
+    /// Put every engine out of the way for maintenance
+    Pause(pause::Args),
+    /// End maintenance: what served before serves again
+    Resume(resume::Args),
     /// Run test cycles
     Cycle(cycle::Args),
     /// Show the switch report of a cycle run

@@ -18,6 +18,7 @@ mod args;
 mod commands;
 mod context;
 mod failure;
+mod gateway;
 mod human;
 mod operate;
 mod output;

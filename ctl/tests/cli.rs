@@ -80,6 +80,7 @@ fn help_texts() {
     insta::assert_snapshot!("help", help(&["--help"]));
     for name in [
         "status",
+        "top",
         "switch",
         "explain",
         "sleep",
@@ -88,6 +89,8 @@ fn help_texts() {
         "stop",
         "restart",
         "reset",
+        "pause",
+        "resume",
         "cycle",
         "report",
         "journal",
@@ -153,13 +156,15 @@ fn failures_have_a_line_and_a_code_of_their_own() {
 #[test]
 fn every_operation_has_its_command() {
     let fake = Fake::start();
-    let cases: [(&[&str], &str); 6] = [
+    let cases: [(&[&str], &str); 8] = [
         (&["sleep", "B", "--tier", "level2", "--drain", "abort", "--deadline", "1m30s"], "sleep"),
         (&["wake", "B"], "wake"),
         (&["start", "B"], "start"),
         (&["stop", "B", "--drain", "wait"], "stop"),
         (&["restart", "B"], "restart"),
         (&["reset", "B"], "reset"),
+        (&["pause", "--tier", "stopped", "--drain", "abort"], "pause"),
+        (&["resume"], "resume"),
     ];
     for (args, kind) in cases {
         let done = done(command(Some(&fake.socket), args).args(["--json", "--no-wait"])).exits(ExitCode::Ok);
@@ -170,6 +175,24 @@ fn every_operation_has_its_command() {
             assert_eq!(json["request"]["deadline_s"], 90.0);
         }
     }
+}
+
+#[test]
+fn maintenance_begins_and_ends() {
+    let fake = Fake::start();
+    let paused = ctl(&fake, &["pause"]).exits(ExitCode::Ok);
+    assert_eq!(paused.stdout, "the node is paused, done after 1.50 s\n");
+    let resumed = ctl(&fake, &["resume"]).exits(ExitCode::Ok);
+    assert_eq!(resumed.stdout, "the node serves again, done after 1.50 s\n");
+}
+
+#[test]
+fn the_gateway_is_watched_as_text_and_as_json() {
+    let fake = Fake::start();
+    let text = ctl(&fake, &["top", "-n", "2", "--interval", "100ms"]).exits(ExitCode::Ok);
+    assert_eq!(text.stdout.matches("node-7: gateway: http://127.0.0.1:8000").count(), 2, "{}", text.stdout);
+    let json = ctl(&fake, &["top", "-n", "1", "--json"]).exits(ExitCode::Ok).json();
+    assert_eq!(json["lines"][1]["held"], 3);
 }
 
 #[test]

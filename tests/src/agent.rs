@@ -49,7 +49,7 @@ impl Agent {
             .args(["run", "--config"])
             .arg(node.config())
             .args(args)
-            .envs(node.env().iter().map(|(k, v)| (k, v)))
+            .envs(node.env().iter().map(|(k, v)| (k, v.replace("{dir}", &node.dir().display().to_string()))))
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::from(log.expect("the log")))
@@ -245,6 +245,14 @@ impl Agent {
     /// What it wrote to stderr.
     pub fn log(&self) -> String {
         std::fs::read_to_string(self.node.dir().join("agent.log")).unwrap_or_default()
+    }
+
+    /// Whether its process has not ended yet.
+    ///
+    /// # Panics
+    /// Its status cannot be had.
+    pub fn is_running(&mut self) -> bool {
+        self.child.try_wait().expect("its status").is_none()
     }
 
     /// Sends it a signal.

@@ -1,4 +1,5 @@
-//! One engine, spoken to behind the agent's back: requests as clients send them, faults as only tests do.
+//! One engine, spoken to behind the agent's back: requests as clients send them, faults as only tests do. The same as
+//! clients see it, through the gateway: then its port is the gateway's.
 
 use crate::wait::{PATIENCE, until};
 use reqwest::{Client, Response};
@@ -48,6 +49,22 @@ impl Engine {
     pub async fn post(&self, path: &str) -> u16 {
         let sent = self.http.post(self.url(path)).timeout(PATIENCE).send().await;
         sent.expect("an answer").status().as_u16()
+    }
+
+    /// The same of an engine that may be gone; `None` where there is no answer.
+    pub async fn try_post(&self, path: &str) -> Option<u16> {
+        let sent = self.http.post(self.url(path)).timeout(PATIENCE).send().await;
+        Some(sent.ok()?.status().as_u16())
+    }
+
+    /// Arms a fault of an engine that may be gone, or not be there yet; whether it did.
+    pub async fn try_fault(&self, kind: &str, arg: Option<f64>) -> bool {
+        let mut body = json!({ "kind": kind });
+        if let Some(arg) = arg {
+            body["arg"] = json!(arg);
+        }
+        let sent = self.http.post(self.url("/sim/fault")).json(&body).timeout(PATIENCE).send().await;
+        sent.is_ok_and(|answer| answer.status() == 200)
     }
 
     /// Arms a fault.

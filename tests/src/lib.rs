@@ -24,7 +24,7 @@ pub use ask::{Sleep, Switch, reset, restart, start, stop, wake};
 pub use binaries::{agent_binary, ctl_binary};
 pub use ctl::{Done, ctl};
 pub use engine::{Engine, Stream};
-pub use node::{DeviceSetup, EngineSetup, Node, Setup, free_port};
+pub use node::{DeviceSetup, EngineSetup, Foreign, Node, Setup, free_port};
 pub use processes::{Process, kill, living, living_in_group, signal};
 pub use requests::Requests;
 pub use runtime::{EXIT as RUNTIME_EXIT, Request as RuntimeRequest, Runtime};

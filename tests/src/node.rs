@@ -4,6 +4,7 @@ use crate::agent::Agent;
 use crate::binaries::agent_binary;
 use crate::engine::Engine;
 use crate::processes::{self, Process};
+use crate::wait::PATIENCE;
 use hotbunk_sim::ledger::{DeviceLedger, LedgerHeader, Owner};
 use hotbunk_sim::profile::{EngineProfile, Profile};
 use std::fmt::Write as _;
@@ -223,6 +224,8 @@ pub struct Setup {
     node_lines: Vec<String>,
     policy_lines: Vec<String>,
     gateway_lines: Vec<String>,
+    gateway_port: u16,
+    metrics_port: u16,
     more: String,
     env: Vec<(String, String)>,
 }
@@ -237,6 +240,8 @@ impl Setup {
             node_lines: Vec::new(),
             policy_lines: vec![format!("awake_at_start = \"{first}\"")],
             gateway_lines: Vec::new(),
+            gateway_port: free_port(),
+            metrics_port: free_port(),
             more: String::new(),
             env: Vec::new(),
         }
@@ -278,7 +283,7 @@ impl Setup {
         self
     }
 
-    /// A line of `[gateway]`; without one it listens on a free port of 127.0.0.1.
+    /// A line of `[gateway]`. It replaces a default line for the same key.
     #[must_use]
     pub fn gateway_line(mut self, line: &str) -> Self {
         self.gateway_lines.push(line.to_owned());
@@ -308,7 +313,7 @@ impl Setup {
         self
     }
 
-    /// An environment variable of the agent.
+    /// An environment variable of the agent; `{dir}` becomes the node's directory.
     #[must_use]
     pub fn env(mut self, name: &str, value: &str) -> Self {
         self.env.push((name.to_owned(), value.to_owned()));
@@ -338,9 +343,22 @@ impl Setup {
             let figures = profile.engine(&e.role).expect("a role of the profile");
             Engine::new(&e.name, e.port, &e.model(figures))
         });
+        let through = self.engines.iter().map(|e| {
+            let figures = profile.engine(&e.role).expect("a role of the profile");
+            Engine::new(&e.name, self.gateway_port, &e.model(figures))
+        });
+        let through = through.collect();
         let ledgers =
             self.devices.iter().map(|d| DeviceLedger::open(&d.ledger(dir.path())).expect("the ledger"));
-        let inner = Inner { engines: engines.collect(), ledgers: ledgers.collect(), env: self.env, dir };
+        let inner = Inner {
+            engines: engines.collect(),
+            through,
+            gateway_port: self.gateway_port,
+            metrics_port: self.metrics_port,
+            ledgers: ledgers.collect(),
+            env: self.env,
+            dir,
+        };
         Node { inner: Arc::new(inner) }
     }
 
@@ -349,7 +367,7 @@ impl Setup {
         let defaults = [
             ("state_dir", at("state")),
             ("runtime_dir", at("run")),
-            ("metrics_listen", quote(&format!("127.0.0.1:{}", free_port()))),
+            ("metrics_listen", quote(&format!("127.0.0.1:{}", self.metrics_port))),
             ("log_filter", quote("info")),
             ("reconcile_interval", quote("200ms")),
             ("host_memory_reserve", quote("256MiB")),
@@ -367,7 +385,7 @@ impl Setup {
         }
         text.push_str("\n[gateway]\n");
         if !self.gateway_lines.iter().any(|line| line.starts_with("listen ")) {
-            text.push_str("listen = \"127.0.0.1:0\"\n");
+            let _ = writeln!(text, "listen = \"127.0.0.1:{}\"", self.gateway_port);
         }
         for line in &self.gateway_lines {
             let _ = writeln!(text, "{line}");
@@ -405,6 +423,9 @@ pub struct Node {
 #[derive(Debug)]
 struct Inner {
     engines: Vec<Engine>,
+    through: Vec<Engine>,
+    gateway_port: u16,
+    metrics_port: u16,
     ledgers: Vec<DeviceLedger>,
     env: Vec<(String, String)>,
     dir: tempfile::TempDir,
@@ -452,6 +473,30 @@ impl Node {
         self.inner.engines.iter().find(|e| e.name() == name).expect("an engine of the node")
     }
 
+    /// An engine's model as clients reach it: through the gateway.
+    ///
+    /// # Panics
+    /// There is none of this name.
+    pub fn model(&self, name: &str) -> &Engine {
+        self.inner.through.iter().find(|e| e.name() == name).expect("an engine of the node")
+    }
+
+    /// Where the gateway listens, unless the test has said otherwise.
+    pub fn gateway_port(&self) -> u16 {
+        self.inner.gateway_port
+    }
+
+    /// The page of `/metrics`, unless the test has said otherwise where it is.
+    ///
+    /// # Panics
+    /// It does not answer.
+    pub async fn metrics(&self) -> String {
+        let url = format!("http://127.0.0.1:{}/metrics", self.inner.metrics_port);
+        let http = reqwest::Client::builder().no_proxy().build().expect("a client");
+        let page = http.get(url).timeout(PATIENCE).send().await.expect("a page");
+        page.text().await.expect("its text")
+    }
+
     /// Its engines.
     pub fn engines(&self) -> &[Engine] {
         &self.inner.engines
@@ -463,6 +508,19 @@ impl Node {
     /// The file cannot be written.
     pub fn start_flags(&self, engine: &str, flags: &str) {
         fs::write(self.dir().join(format!("{engine}.flags")), flags).expect("the flags");
+    }
+
+    /// What Prometheus would scrape now.
+    ///
+    /// # Panics
+    /// There is no answer.
+    pub async fn metrics(&self) -> String {
+        let config = fs::read_to_string(self.config()).expect("the configuration");
+        let line =
+            config.lines().find_map(|line| line.strip_prefix("metrics_listen = ")).expect("an address");
+        let url = format!("http://{}/metrics", line.trim_matches('"'));
+        let answer = reqwest::Client::builder().no_proxy().build().expect("a client").get(url).send().await;
+        answer.expect("an answer").text().await.expect("a page")
     }
 
     /// A device's ledger, by its place.
@@ -495,6 +553,13 @@ impl Node {
         let owner = Owner::current().expect("this process");
         self.ledger(0).allocate(owner, "foreign", bytes).expect("room");
         Foreign { ledger: self.ledger(0).clone(), owner, bytes }
+    }
+
+    /// The same where there may be no room for it.
+    pub fn try_foreign(&self, bytes: u64) -> Option<Foreign> {
+        let owner = Owner::current()?;
+        self.ledger(0).allocate(owner, "foreign", bytes).ok()?;
+        Some(Foreign { ledger: self.ledger(0).clone(), owner, bytes })
     }
 
     /// Everything of ours that runs, shims included.

@@ -28,6 +28,7 @@ pub mod doctor;
 pub mod error;
 pub mod event;
 pub mod explain;
+pub mod gateway;
 pub mod journal;
 pub mod logs;
 pub mod openapi;

@@ -54,12 +54,20 @@ pub enum OperationRequest {
     Restart(StopRequest),
     /// Leave the failed state: back-off and budget begin anew.
     Reset(EngineRequest),
+    /// Maintenance: put every engine out of the way, and wake none by demand until it is over.
+    Pause(PauseRequest),
+    /// The end of maintenance: what served before serves again.
+    Resume(ResumeRequest),
 }
 
+/// What an operation on the whole node names instead of an engine.
+pub const NODE: &str = "*";
+
 impl OperationRequest {
-    /// The engine that it is for.
+    /// The engine that it is for; [`NODE`] where it is for the whole node.
     pub fn engine(&self) -> &str {
         match self {
+            OperationRequest::Pause(_) | OperationRequest::Resume(_) => NODE,
             OperationRequest::Switch(r) => &r.engine,
             OperationRequest::Sleep(r) => &r.engine,
             OperationRequest::Stop(r) | OperationRequest::Restart(r) => &r.engine,
@@ -77,6 +85,8 @@ impl OperationRequest {
             OperationRequest::Stop(_) => OperationKind::Stop,
             OperationRequest::Restart(_) => OperationKind::Restart,
             OperationRequest::Reset(_) => OperationKind::Reset,
+            OperationRequest::Pause(_) => OperationKind::Pause,
+            OperationRequest::Resume(_) => OperationKind::Resume,
         }
     }
 
@@ -89,7 +99,11 @@ impl OperationRequest {
             OperationRequest::Switch(r) => r.deadline_s,
             OperationRequest::Sleep(r) => r.deadline_s,
             OperationRequest::Stop(r) | OperationRequest::Restart(r) => r.deadline_s,
-            OperationRequest::Wake(_) | OperationRequest::Start(_) | OperationRequest::Reset(_) => None,
+            OperationRequest::Pause(r) => r.deadline_s,
+            OperationRequest::Wake(_)
+            | OperationRequest::Start(_)
+            | OperationRequest::Reset(_)
+            | OperationRequest::Resume(_) => None,
         };
         match deadline {
             Some(s) if !(0.0..=MAX_DEADLINE_S).contains(&s) => Err(ApiError::new(
@@ -162,6 +176,27 @@ pub struct EngineRequest {
     /// Engine's name.
     pub engine: String,
 }
+
+/// Put every engine out of the way for maintenance.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PauseRequest {
+    /// Where to, at least: `parked`, `level1`, `level2` or `stopped`; without it each engine's quickest tier that gives
+    /// its memory back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tier: Option<Tier>,
+    /// What happens to running requests.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<Drain>,
+    /// How long the drain may take, seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_s: Option<f64>,
+}
+
+/// End maintenance.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ResumeRequest {}
 
 /// Who asked for it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]

@@ -1,6 +1,7 @@
 //! The node at one instant: devices, engines, what is going on.
 
 use crate::cycle::CycleRun;
+use crate::gateway::{GatewayStatus, Maintenance};
 use crate::operation::Operation;
 use crate::words::Tier;
 use schemars::JsonSchema;
@@ -23,6 +24,12 @@ pub struct Status {
     pub queue: Vec<Operation>,
     /// The cycle run that is going on.
     pub cycle: Option<CycleRun>,
+    /// The endpoint for clients; `null` from an agent that has none.
+    #[serde(default)]
+    pub gateway: Option<GatewayStatus>,
+    /// Set while the node is paused for maintenance.
+    #[serde(default)]
+    pub maintenance: Option<Maintenance>,
 }
 
 /// The agent and its host.
@@ -44,6 +51,22 @@ pub struct NodeStatus {
     pub simulated: Option<Simulated>,
     /// Host memory.
     pub host: HostStatus,
+    /// What is wrong with the journal; `null` while it can be written.
+    #[serde(default)]
+    pub journal_trouble: Option<JournalTrouble>,
+}
+
+/// The journal cannot be written: serving goes on, events are only logged.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct JournalTrouble {
+    /// Why.
+    pub reason: String,
+    /// Since when, epoch seconds.
+    pub since_at: f64,
+    /// Events that stand in the log alone by now.
+    pub lost_events: u64,
+    /// Whether switching is refused meanwhile, by the configuration.
+    pub refuses_switching: bool,
 }
 
 /// What a simulated node says of itself.
@@ -211,6 +234,10 @@ pub enum StoppedWhy {
     Handoff,
     /// It should sleep and cannot: it is switched by restart.
     CannotSleep,
+    /// Nobody had used it for long: its idle ladder.
+    Idle,
+    /// The node is paused for maintenance.
+    Maintenance,
     /// The agent is stopping.
     Shutdown,
 }

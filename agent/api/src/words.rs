@@ -1,5 +1,6 @@
 //! The fixed words of the vocabulary, as they stand in requests, answers, configuration and metrics.
 
+use crate::error::ErrorCode;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -153,6 +154,15 @@ impl State {
     /// Whether nothing more will happen.
     pub fn is_over(self) -> bool {
         matches!(self, State::Succeeded | State::Failed | State::Cancelled)
+    }
+
+    /// The state of something that ended, with an error or without.
+    pub fn of_end(error: Option<ErrorCode>) -> State {
+        match error {
+            None => State::Succeeded,
+            Some(ErrorCode::Cancelled) => State::Cancelled,
+            Some(_) => State::Failed,
+        }
     }
 }
 

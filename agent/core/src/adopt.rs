@@ -392,7 +392,7 @@ const fn row(
 }
 
 /// Engines that no operation was at work on.
-pub const AT_REST: &[RestRow] = &[
+pub static AT_REST: &[RestRow] = &[
     rest(
         &[Place::Stopped, Place::Unknown],
         &[Says::Nobody, Says::Ended],
@@ -445,7 +445,7 @@ pub const AT_REST: &[RestRow] = &[
 ];
 
 /// The step that an operation was in, of the engine that it acts on.
-pub const IN_STEP: &[StepRow] = &[
+pub static IN_STEP: &[StepRow] = &[
     row(&[Doing::Stop], &[], &[], Then::Again, "an end is asked for until it has come"),
     row(&[Doing::Spawn], &[Says::Nobody], &[], Then::Again, "no process was made"),
     row(&[], &[Says::Nobody, Says::Ended], &[], Then::Died, "its process ended"),

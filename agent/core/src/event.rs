@@ -160,6 +160,17 @@ pub struct Survey {
     pub device_bytes: Option<u64>,
 }
 
+/// How an engine is used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Use {
+    /// Engine.
+    pub engine: EngineId,
+    /// Requests that are with it now.
+    pub in_flight: u32,
+    /// When the last inference ended; where some run, when the last of them began.
+    pub at: Moment,
+}
+
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Event {
@@ -230,7 +241,7 @@ pub enum Event {
         /// What is held for it now.
         demand: Demand,
     },
-    /// How an engine is used: told before each [`Event::Tick`], and when it falls idle while something is held.
+    /// How an engine is used: it has fallen idle while something is held.
     Used {
         /// Engine.
         engine: EngineId,
@@ -239,8 +250,18 @@ pub enum Event {
         /// When the last inference ended; where some run, when the last of them began.
         at: Moment,
     },
+    /// The journal cannot be written, and the configuration wants nothing switched without it; `None`: it can again.
+    JournalLost(Option<String>),
+    /// The same of every engine of which something is new; told before each other event, so that turns and idle ladders
+    /// are decided on what is so of all engines at once.
+    Uses(Vec<Use>),
     /// Time passed: back-offs may have ended, turns and idle ladders may be due, and it is time to survey.
     Tick,
+    /// A cycle run has begun or ended. As long as one runs, what it measures is its own: no turn comes, no ladder falls.
+    Cycle {
+        /// Whether one runs.
+        runs: bool,
+    },
     /// Take no new work; the shell stops the engines through commands and ends.
     Close,
 }

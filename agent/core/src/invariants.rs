@@ -1,9 +1,10 @@
 //! What holds in every reachable state: one check, used by the model checker, the property tests, the simulation, and
 //! after every step in debug builds.
 
-use crate::ids::{DeviceId, EngineId};
+use crate::event::{By, Request};
+use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::ledger;
-use crate::state::{Condition, Node};
+use crate::state::{Condition, Node, Operation, Stage};
 use crate::tier::Tier;
 use thiserror::Error;
 
@@ -47,6 +48,25 @@ pub enum Broken {
         /// Whether it has one.
         process: bool,
     },
+    /// A switch that nobody wants any more goes on although it has not begun to move memory.
+    #[error("operation {} switches to engine {} for requests, and there are none", operation.0, engine.0)]
+    Unwanted {
+        /// Operation.
+        operation: OperationId,
+        /// To which engine.
+        engine: EngineId,
+    },
+    /// Requests, or an idle ladder, put a pinned engine to sleep.
+    #[error("operation {} puts engine {} to sleep, which is pinned, and no operator asked", operation.0, engine.0)]
+    Unpinned {
+        /// Operation.
+        operation: OperationId,
+        /// The pinned engine.
+        engine: EngineId,
+    },
+    /// The node is paused and something switches, falls or starts of the agent's own accord.
+    #[error("operation {} works although the node is paused", .0.0)]
+    Paused(OperationId),
 }
 
 /// Checks them all.
@@ -64,6 +84,7 @@ pub fn check(node: &Node) -> Result<(), Broken> {
             }
         }
     }
+    node.operations.iter().try_for_each(|op| own_accord(node, op))?;
     for engine in node.ids() {
         let e = node.engine(engine);
         let at_work = node.operation_on(&e.spec.devices).is_some();
@@ -84,4 +105,27 @@ pub fn check(node: &Node) -> Result<(), Broken> {
         }
     }
     Ok(())
+}
+
+/// What the agent does of its own accord, for requests that wait or for want of them.
+fn own_accord(node: &Node, op: &Operation) -> Result<(), Broken> {
+    let operation = op.id;
+    let ladder = op.by == By::Agent && matches!(op.request, Request::Sleep { .. });
+    let demanded = op.by == By::Gateway && matches!(op.request, Request::Switch { .. });
+    let own = ladder || demanded;
+    let starts = op.by == By::Agent && matches!(op.request, Request::Start { .. });
+    if node.is_paused() && (own || starts) {
+        return Err(Broken::Paused(operation));
+    }
+    let pinned = |id: &&EngineId| node.engine(**id).spec.turn.pinned;
+    if let Some(engine) = op.outgoing.iter().find(pinned).filter(|_| own) {
+        return Err(Broken::Unpinned { operation, engine: *engine });
+    }
+    let to = op.incoming.filter(|id| demanded && node.engine(*id).demand.held == 0);
+    match to {
+        Some(engine) if op.stage == Stage::Forward && !op.moved => {
+            Err(Broken::Unwanted { operation, engine })
+        }
+        _ => Ok(()),
+    }
 }

@@ -93,6 +93,15 @@ pub enum Refusal {
     /// The node is paused for maintenance.
     #[error("the node is paused for maintenance; `ctl resume` ends that")]
     Paused,
+    /// What is done could not be recorded, and the configuration wants it recorded.
+    #[error(
+        "the journal cannot be written ({reason}), and nothing is switched without it (`on_failure`); make room for it, or \
+         set `on_failure = \"go_on\"`"
+    )]
+    NoJournal {
+        /// Why it cannot be written.
+        reason: String,
+    },
     /// Only an operator may put that engine to sleep.
     #[error("{engine} is pinned awake on {device}; only an operator's command puts it to sleep")]
     Pinned {
@@ -122,6 +131,7 @@ impl Refusal {
             Refusal::TooLate(_) => "too_late",
             Refusal::NotUnderWay(_) => "not_under_way",
             Refusal::Paused => "paused",
+            Refusal::NoJournal { .. } => "no_journal",
             Refusal::Pinned { .. } => "pinned",
             Refusal::Closing => "closing",
         }

@@ -20,10 +20,11 @@
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
 use crate::creep::Creep;
-use crate::demand::{Demand, Retry};
+use crate::demand::{self, Demand, Retry};
 use crate::effect::Ticket;
 use crate::event::{By, Request};
 use crate::ids::{DeviceId, EngineId, OperationId};
+use crate::ladder;
 use crate::program::{Failure, Step};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Policy};
 use crate::tier::Tier;
@@ -48,6 +49,8 @@ pub struct Costs {
     pub enter: [Option<Duration>; 5],
     /// From a tier to awake and verified, the probe's first token included; indexed by tier.
     pub leave: [Option<Duration>; 5],
+    /// Until its running requests had ended.
+    pub drain: Option<Duration>,
 }
 
 /// Why the world and our belief differ.
@@ -89,6 +92,8 @@ pub struct Watch {
     pub tokens: u64,
     /// When progress was last seen.
     pub progress_at: Moment,
+    /// The tokens have been counted since it came to rest: more of them are somebody's.
+    pub counted: bool,
     /// Surveys in a row that found it asleep or without a request; counted up to [`crate::creep::IDLE_SURVEYS`], and only
     /// where the answer matters.
     pub idle: u8,
@@ -151,6 +156,8 @@ pub struct Engine {
     pub used_at: Moment,
     /// Switches that its demand has asked for in vain.
     pub retry: Retry,
+    /// Its idle ladder counts from here at the earliest: a fall that failed is not tried again at once.
+    pub ladder_from: Moment,
 }
 
 impl Engine {
@@ -184,6 +191,7 @@ impl Engine {
             in_flight: 0,
             used_at: Moment(0),
             retry: Retry::default(),
+            ladder_from: Moment(0),
         }
     }
 
@@ -321,6 +329,8 @@ pub struct Operation {
     pub relaunched: Vec<EngineId>,
     /// Attempts at the step being done.
     pub attempts: u8,
+    /// It has begun to move memory.
+    pub moved: bool,
     /// How far it has come.
     pub stage: Stage,
     /// Why its goal was given up.
@@ -350,10 +360,14 @@ pub struct Node {
     pub next_operation: u64,
     /// No new work of the agent's own: it is shutting down.
     pub closing: bool,
+    /// A cycle run has the engines to itself.
+    pub cycle: bool,
     /// Engines whose place was chosen before this agent began: its boot leaves them where they are.
     pub placed: Vec<EngineId>,
     /// Maintenance, from the acceptance of a pause to the end of its resumption.
     pub paused: Option<Paused>,
+    /// Why nothing may be switched: the journal cannot be written, and the configuration wants what is done recorded.
+    pub journal_lost: Option<String>,
 }
 
 /// How far maintenance has come.
@@ -416,8 +430,10 @@ impl Node {
             next_ticket: 1,
             next_operation,
             closing: false,
+            cycle: false,
             placed: Vec::new(),
             paused: None,
+            journal_lost: None,
         }
     }
 
@@ -481,24 +497,31 @@ impl Node {
         self.operations.iter().find(|op| op.devices.iter().any(|d| devices.contains(d)))
     }
 
-    /// Whether an operation has begun to move memory: one of its engines is being moved, or is elsewhere than it was.
-    pub fn has_moved(&self, op: &Operation) -> bool {
-        self.ids().filter(|id| self.engine(*id).spec.devices.iter().any(|d| op.devices.contains(d))).any(
-            |id| {
-                let e = self.engine(id);
-                e.condition == Condition::Moving || op.tiers_before.get(usize::from(id.0)) != Some(&e.tier)
-            },
-        )
+    /// Whether nobody works on any of these devices.
+    pub fn is_free(&self, devices: &[DeviceId]) -> bool {
+        self.operation_on(devices).is_none()
     }
 
-    /// When the core next wants an [`crate::event::Event::Tick`] even if nothing happens.
-    pub fn next_deadline(&self) -> Option<Moment> {
-        self.engines
-            .iter()
-            .filter_map(|e| match e.condition {
-                Condition::Backoff(at) => Some(at),
-                _ => None,
-            })
-            .min()
+    /// Devices that somebody's request waits for: nothing of the agent's own accord begins on them.
+    pub fn spoken_for(&self) -> Vec<DeviceId> {
+        let asked = self.queue.iter().filter(|q| q.by != By::Agent);
+        asked.flat_map(|q| self.devices_of(&q.request)).collect()
+    }
+
+    /// When the core next wants an [`crate::event::Event::Tick`] even if nothing happens: the next instant after `now`,
+    /// the moment of the last step, at which a back-off ends, a turn comes, or a rung of an idle ladder is due.
+    pub fn next_deadline(&self, now: Moment) -> Option<Moment> {
+        if self.closing || self.is_paused() {
+            return None;
+        }
+        let free = self.engines.iter().filter(|e| self.is_free(&e.spec.devices));
+        let backoffs = free.filter_map(|e| match e.condition {
+            Condition::Backoff(at) => Some(at),
+            _ => None,
+        });
+        let turns = demand::instants(self, now);
+        let rungs = self.ids().flat_map(|id| ladder::instants(self, id));
+        let own = turns.into_iter().chain(rungs).filter(|_| !self.cycle);
+        backoffs.chain(own).filter(|at| *at > now).min()
     }
 }

@@ -48,7 +48,10 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::DeviceLost { device, reason } => cx.device_lost(device, reason),
         Event::Demand { engine, demand } => cx.demanded(engine, demand),
         Event::Used { engine, in_flight, at } => cx.used(engine, in_flight, at),
+        Event::JournalLost(reason) => cx.node.journal_lost = reason,
+        Event::Uses(uses) => uses.into_iter().for_each(|u| cx.used(u.engine, u.in_flight, u.at)),
         Event::Tick => cx.survey_all(),
+        Event::Cycle { runs } => cx.cycle(runs),
         Event::Close => cx.close(),
     }
     cx.idle_work();

@@ -9,6 +9,7 @@
 //! | `device/NAME` | foreign bytes | the same |
 //! | `work` | operations under way, requests that wait | the same |
 //! | `order/NUMBER` | who asked for an operation, and under which id | the same |
+//! | `done/NUMBER` | operations of clients that are over, the last ones | the same |
 //! | `life/NAME` | one process life: incarnation, settings, canary | the hands, with the records of start and warm-up |
 //!
 //! It is state, not history: why anything is as it is stands in the journal's entries.
@@ -16,14 +17,15 @@
 use crate::engine::Canary;
 use crate::journal::Keep;
 use crate::switcher::{Client, Order};
-use hotbunk_api::operation::{Initiator, OperationRequest};
+use hotbunk_api::operation::{Initiator, Operation, OperationRequest};
+use hotbunk_api::words::State;
 use hotbunk_core::adopt::{self, Kept, KeptDevice, KeptEngine, KeptWork};
 use hotbunk_core::event::{By, Request};
 use hotbunk_core::ids::{Incarnation, OperationId};
 use hotbunk_core::state::Node;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 /// One process life of an engine, as the edge knows it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -84,11 +86,19 @@ fn keep<T: Serialize>(key: String, value: &T) -> Keep {
     Keep { key, body: serde_json::to_string(value).ok() }
 }
 
+/// Operations of clients that are remembered once they are over: whoever was waiting when the agent was killed learns from
+/// the next one what became of it.
+const DONE: usize = 256;
+
 /// Knows what has been written, and what has to be after a step.
 #[derive(Debug, Default)]
 pub struct Keeper {
     written: Option<Kept>,
     orders: HashMap<OperationId, (Order, bool)>,
+    /// Operations that are over, oldest first.
+    done: VecDeque<u64>,
+    /// Those of them that have not been written.
+    unwritten: Vec<(u64, Operation)>,
 }
 
 impl Keeper {
@@ -100,6 +110,18 @@ impl Keeper {
     /// What a former agent has written already.
     pub fn orders(&mut self, orders: HashMap<OperationId, Order>) {
         self.orders.extend(orders.into_iter().map(|(id, order)| (id, (order, true))));
+    }
+
+    /// What a former agent has remembered already.
+    pub fn remembers(&mut self, done: &[Operation]) {
+        self.done.extend(done.iter().filter_map(|operation| operation.number));
+    }
+
+    /// An operation of a client is over.
+    pub fn ended(&mut self, number: OperationId, mut shown: Operation) {
+        shown.state = State::of_end(shown.error.as_ref().map(|error| error.code));
+        self.done.push_back(number.0);
+        self.unwritten.push((number.0, shown));
     }
 
     /// What has changed since the last time.
@@ -136,6 +158,11 @@ impl Keeper {
             }
             known
         });
+        let done_key = |number: u64| format!("done/{number:020}");
+        changes.extend(self.unwritten.drain(..).map(|(number, shown)| keep(done_key(number), &shown)));
+        while self.done.len() > DONE {
+            changes.extend(self.done.pop_front().map(|number| Keep { key: done_key(number), body: None }));
+        }
         self.written = Some(now);
         changes
     }
@@ -162,6 +189,8 @@ pub struct Former {
     pub lives: BTreeMap<String, Life>,
     /// Who asked for what.
     pub orders: HashMap<OperationId, Order>,
+    /// Operations of clients that were over, oldest first.
+    pub done: Vec<Operation>,
     /// Keys whose contents this version cannot read.
     pub unreadable: Vec<String>,
 }
@@ -184,6 +213,7 @@ impl Former {
                 "order" => value::<KeptOrder>(&body).zip(name.parse().ok()).map(|(order, number)| {
                     former.orders.insert(OperationId(number), order.into());
                 }),
+                "done" => value(&body).map(|operation| former.done.push(operation)),
                 // Of a newer version.
                 _ => None,
             };

@@ -33,6 +33,7 @@ use crate::events::{Context, Incident, Recorder};
 use crate::journal::record::{Outcome, Record};
 use crate::process::{self, LeftAlone, Predecessor, Scan};
 use crate::switcher::Order;
+use hotbunk_api::operation::Operation;
 use hotbunk_core::adopt::{Adopted, Adoption, Found, Process};
 use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
@@ -50,6 +51,8 @@ pub struct Taken {
     pub adoption: Adoption,
     /// Who had asked for what is under way.
     pub orders: HashMap<OperationId, Order>,
+    /// Operations of clients that were over, oldest first.
+    pub done: Vec<Operation>,
     /// When this agent's process began.
     pub began: Moment,
 }
@@ -221,7 +224,7 @@ pub async fn take_over(
         work.iter().flat_map(|work| work.operations.iter().map(|op| op.id)).collect();
     end_the_rest(recorder, &goes_on).await;
     let adoption = Adoption { engines, devices, used, work };
-    Taken { adoption, orders: former.orders, began: clock::began() }
+    Taken { adoption, orders: former.orders, done: former.done, began: clock::began() }
 }
 
 /// Operations that have begun and cannot go on (their agent ended with the machine, or its configuration is another one

@@ -399,7 +399,30 @@ impl Drain {
     }
 }
 
-/// How much the journal keeps.
+/// What happens while the journal cannot be written. Serving goes on either way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum OnFailure {
+    /// Everything goes on; what happens is only logged.
+    #[default]
+    GoOn,
+    /// What asks for engines to be moved is refused until it can be written again.
+    RefuseSwitching,
+}
+
+impl OnFailure {
+    /// Both.
+    pub const ALL: [OnFailure; 2] = [OnFailure::GoOn, OnFailure::RefuseSwitching];
+
+    /// The word used everywhere.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            OnFailure::GoOn => "go_on",
+            OnFailure::RefuseSwitching => "refuse_switching",
+        }
+    }
+}
+
+/// How much the journal keeps, and what happens without it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Journal {
     /// Age of records. Default 30 days.
@@ -408,6 +431,8 @@ pub struct Journal {
     pub sample_retention: Duration,
     /// Size of the file. Default 1 GiB.
     pub max_bytes: u64,
+    /// What happens while it cannot be written. Default `go_on`.
+    pub on_failure: OnFailure,
 }
 
 /// A cycle that runs by itself.

@@ -31,8 +31,8 @@ mod tests;
 
 pub use check::{KnownBad, Releases, Spoils, known_bad};
 pub use checked::{
-    Config, Container, Device, Drain, Engine, Journal, LogFiles, LogFormat, Node, OnStop, PlanRef, Policy,
-    Recycle, Restart, Sampling, Schedule, Secret, Selector, Simulated, Source, Strategy, Timeouts,
+    Config, Container, Device, Drain, Engine, Journal, LogFiles, LogFormat, Node, OnFailure, OnStop, PlanRef,
+    Policy, Recycle, Restart, Sampling, Schedule, Secret, Selector, Simulated, Source, Strategy, Timeouts,
 };
 pub use cycle_plan::CyclePlan;
 pub use diagnostics::{Diagnostics, Position, Problem, Severity};

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use hotbunk_core::tier::Tier;
 
-use super::checked::{Drain, LogFormat, OnStop, Strategy};
+use super::checked::{Drain, LogFormat, OnFailure, OnStop, Strategy};
 use super::reader::{Located, OneOrMany, Size, Span, section, words};
 
 words!(Tier, [
@@ -23,6 +23,7 @@ words!(Strategy, [
     "park" => Strategy::Park,
 ]);
 words!(Drain, ["wait" => Drain::Wait, "freeze" => Drain::Freeze, "abort" => Drain::Abort]);
+words!(OnFailure, ["go_on" => OnFailure::GoOn, "refuse_switching" => OnFailure::RefuseSwitching]);
 words!(OnStop, ["stop" => OnStop::Stop, "leave" => OnStop::Leave]);
 words!(LogFormat, ["text" => LogFormat::Text, "json" => LogFormat::Json]);
 
@@ -359,7 +360,7 @@ section! {
 }
 
 section! {
-    /// How much the journal keeps.
+    /// How much the journal keeps, and what happens without it.
     struct RawJournal {
         /// Age of records. Default 30d.
         retention: Span,
@@ -367,6 +368,8 @@ section! {
         sample_retention: Span,
         /// Size of the file. Default 1GiB.
         max_size: Size,
+        /// What happens while it cannot be written: go_on (events are only logged) or refuse_switching. Default go_on.
+        on_failure: OnFailure,
     }
 }
 

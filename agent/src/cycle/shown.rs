@@ -9,6 +9,7 @@ use hotbunk_api::cycle::{CycleRun, CycleStep};
 use hotbunk_api::error::ApiError;
 use hotbunk_api::event::Happening;
 use hotbunk_api::words::State;
+use hotbunk_core::time::Moment;
 use std::sync::Arc;
 use tokio::sync::watch;
 
@@ -16,6 +17,7 @@ use tokio::sync::watch;
 #[derive(Debug, Clone)]
 pub struct Shown {
     run: watch::Sender<CycleRun>,
+    began: Moment,
     events: Arc<EventLog>,
 }
 
@@ -52,14 +54,19 @@ impl Shown {
             requests_ok: 0,
             error: None,
         };
-        Shown { run: watch::Sender::new(run), events }
+        Shown { run: watch::Sender::new(run), began: clock::now(), events }
+    }
+
+    /// Since it began, seconds; the wall clock may be set meanwhile.
+    pub(super) fn elapsed_s(&self) -> f64 {
+        clock::now().since(self.began).as_secs_f64()
     }
 
     /// As it stands.
     pub fn get(&self) -> CycleRun {
         let mut run = self.run.borrow().clone();
         if run.ended_at.is_none() {
-            run.elapsed_s = clock::epoch() - run.started_at;
+            run.elapsed_s = self.elapsed_s();
         }
         run
     }

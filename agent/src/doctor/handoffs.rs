@@ -31,7 +31,13 @@ fn there_and_back(node: &Node, to: EngineId) -> Vec<DoctorCheck> {
 }
 
 fn judge(node: &Node, to: EngineId, title: String) -> (DoctorCheck, Option<Plan>) {
-    let ask = Ask { to, strategy: node.policy.strategy, leave: node.policy.leave, drain: node.policy.drain };
+    let ask = Ask {
+        to,
+        strategy: node.policy.strategy,
+        leave: node.policy.leave,
+        drain: node.policy.drain,
+        spare_pinned: false,
+    };
     let chosen = match plan::choose(node, &ask) {
         Ok(chosen) => chosen,
         Err(refusal) => return (check(title, DoctorVerdict::Warning, refusal.to_string()), None),

@@ -6,7 +6,7 @@ use crate::config;
 use crate::engine::{Canary, Client, Detected, Endpoint, Health, Identity};
 use crate::events::Incident;
 use crate::process::{
-    ContainerSpec, EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to,
+    self, ContainerSpec, EngineProcess, Launch, LogPolicy, Ownership, Shims, StopReport, port_belongs_to,
 };
 use hotbunk_core::capability::Capabilities;
 use std::path::PathBuf;
@@ -196,7 +196,8 @@ impl EngineSlot {
         };
         // First what can fail without leaving anything behind.
         let client = Client::new(self.endpoint()).map_err(|e| chain(&e))?;
-        let process = shims.spawn(launch).await.map_err(|e| chain(&e))?;
+        let process =
+            spawn_once_there_is_room(shims, launch, c.start_timeout).await.map_err(|e| chain(&e))?;
         self.live(|l| {
             l.last_log = Some(process.log_path().to_owned());
             l.process = Some(process.clone());
@@ -349,6 +350,35 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+
+/// How often the state directory is tried again.
+const ROOM: Duration = Duration::from_millis(500);
+
+/// Spawns. While the disk has no room for what the shim needs there, that is waited for: it is no crash of the engine,
+/// and a budget of crashes that it used up in seconds would keep the engine away after there is room.
+async fn spawn_once_there_is_room(
+    shims: &Shims,
+    launch: Launch,
+    at_most: Duration,
+) -> Result<EngineProcess, process::Error> {
+    let until = Instant::now() + at_most;
+    let mut said = false;
+    loop {
+        match shims.spawn(launch.clone()).await {
+            Err(error) if error.is_no_room() && Instant::now() < until => {
+                if !std::mem::replace(&mut said, true) {
+                    tracing::error!(
+                        engine = launch.engine,
+                        error = chain(&error),
+                        "waits for room on the disk"
+                    );
+                }
+                tokio::time::sleep(ROOM).await;
+            }
+            other => return other,
+        }
+    }
 }
 
 #[cfg(test)]

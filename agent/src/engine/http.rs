@@ -78,7 +78,7 @@ impl Client {
             request = request.bearer_auth(key);
         }
         let exchange = async {
-            let mut response = request.send().await?;
+            let mut response = send_when_possible(request).await?;
             let status = response.status().as_u16();
             let mut body = Vec::new();
             while let Some(chunk) = response.chunk().await? {
@@ -94,7 +94,56 @@ impl Client {
             Err(_) => Reply::Unknown,
             // A connection that did not come up in time: the backlog is full, the process is there.
             Ok(Err(e)) if e.is_timeout() => Reply::Unknown,
+            Ok(Err(e)) if is_our_own(&e) => Reply::Unknown,
             Ok(Err(e)) => Reply::Gone { message: cause(&e) },
         }
+    }
+}
+
+/// How long to wait before a connection is tried again that this process had no means for.
+const AGAIN: Duration = Duration::from_millis(50);
+
+/// Sends, and while this process cannot even make a socket, tries again: nothing has been sent then, and that says
+/// nothing of the engine. The caller's deadline ends it.
+async fn send_when_possible(request: reqwest::RequestBuilder) -> reqwest::Result<reqwest::Response> {
+    loop {
+        let Some(attempt) = request.try_clone() else { return request.send().await };
+        match attempt.send().await {
+            Err(e) if e.is_connect() && is_our_own(&e) => tokio::time::sleep(AGAIN).await,
+            other => return other,
+        }
+    }
+}
+
+/// Whether a failure is this process's own want of descriptors or memory. An engine is never judged by it: one that is
+/// taken for dead is killed.
+fn is_our_own(error: &(dyn std::error::Error + 'static)) -> bool {
+    use rustix::io::Errno;
+    const OURS: [Errno; 4] = [Errno::MFILE, Errno::NFILE, Errno::NOBUFS, Errno::NOMEM];
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        let errno = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::raw_os_error);
+        if errno.is_some_and(|code| OURS.iter().any(|ours| ours.raw_os_error() == code)) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("outer")]
+    struct Outer(#[source] std::io::Error);
+
+    #[test]
+    fn a_want_of_descriptors_is_ours_and_a_refused_connection_is_the_engine_s() {
+        let of = |code: i32| is_our_own(&Outer(std::io::Error::from_raw_os_error(code)));
+        assert!(of(24) && of(23), "EMFILE, ENFILE");
+        assert!(!of(111) && !of(104), "ECONNREFUSED, ECONNRESET");
+        assert!(!is_our_own(&Outer(std::io::Error::other("no number"))));
     }
 }

@@ -109,6 +109,12 @@ pub enum Incident {
         /// What was wrong.
         reason: String,
     },
+    /// The journal can be written again.
+    #[error("the journal can be written again; {lost} events stand in the log alone")]
+    JournalRestored {
+        /// Events that it lacks.
+        lost: u64,
+    },
     /// The journal cannot be written.
     #[error("the journal cannot be written, events are only logged: {reason}")]
     JournalFailed {
@@ -119,7 +125,7 @@ pub enum Incident {
 
 impl Incident {
     /// The code of every incident of this list.
-    pub const CODES: [&'static str; 11] = [
+    pub const CODES: [&'static str; 12] = [
         "predecessor_stopped",
         "left_alone",
         "settings_changed",
@@ -131,6 +137,7 @@ impl Incident {
         "cycle_skipped",
         "journal_set_aside",
         "journal_failed",
+        "journal_restored",
     ];
 
     /// Stable, snake_case.
@@ -147,6 +154,7 @@ impl Incident {
             Incident::CycleSkipped { .. } => "cycle_skipped",
             Incident::JournalSetAside { .. } => "journal_set_aside",
             Incident::JournalFailed { .. } => "journal_failed",
+            Incident::JournalRestored { .. } => "journal_restored",
         }
     }
 
@@ -163,7 +171,8 @@ impl Incident {
             Incident::LeftAlone { .. }
             | Incident::CycleSkipped { .. }
             | Incident::JournalSetAside { .. }
-            | Incident::JournalFailed { .. } => None,
+            | Incident::JournalFailed { .. }
+            | Incident::JournalRestored { .. } => None,
         }
     }
 
@@ -210,6 +219,7 @@ pub(super) fn level_of(code: &str) -> Level {
     }
     match code {
         "journal_failed" | "log_unwritable" => Level::ERROR,
+        "journal_restored" => Level::INFO,
         _ => Level::WARN,
     }
 }

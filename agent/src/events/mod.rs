@@ -13,7 +13,8 @@
 //! ```
 //!
 //! Where the journal fails, the other three still happen, the failure is said once, and the caller gets the error.
-//! Serving does not depend on it: the agent goes on without a journal, and loudly so.
+//! Serving does not depend on it: the agent goes on without a journal, and loudly so ([`Recorder::trouble`] is what
+//! status and metrics show). Once it can be written again, it says itself how much it lacks.
 
 mod incident;
 mod observe;
@@ -33,7 +34,6 @@ use crate::metrics::Metrics;
 use hotbunk_api::event::Happening;
 use hotbunk_core::ids::OperationId;
 use observe::Tracker;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tracing::Level;
 
@@ -95,6 +95,17 @@ impl Context {
     }
 }
 
+/// The journal cannot be written.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trouble {
+    /// Why, a sentence.
+    pub reason: String,
+    /// Since when, epoch seconds.
+    pub since: f64,
+    /// Events that it lacks by now: they stand in the log alone.
+    pub lost: u64,
+}
+
 /// Records events. Clones are the same recorder.
 #[derive(Clone)]
 pub struct Recorder {
@@ -106,7 +117,7 @@ struct Shared {
     metrics: Metrics,
     events: Arc<EventLog>,
     tracker: Mutex<Tracker>,
-    journal_fails: AtomicBool,
+    trouble: Mutex<Option<Trouble>>,
     /// Held from the commit to the last listener, so that log and stream have the journal's order.
     order: tokio::sync::Mutex<()>,
 }
@@ -125,7 +136,7 @@ impl Recorder {
             metrics,
             events,
             tracker: Mutex::new(Tracker::default()),
-            journal_fails: AtomicBool::new(false),
+            trouble: Mutex::new(None),
             order: tokio::sync::Mutex::new(()),
         };
         Recorder { shared: Arc::new(shared) }
@@ -167,7 +178,10 @@ impl Recorder {
         let _order = self.shared.order.lock().await;
         let answer = self.shared.journal.commit_rows(Arc::clone(&rows), keep).await;
         self.shared.metrics.journal_commit(clock::now().since(at));
-        self.say_journal(&answer);
+        match &answer {
+            Ok(_) => self.restored().await,
+            Err(error) => self.fails(error, rows.len()),
+        }
         self.tell(&rows);
         answer
     }
@@ -240,18 +254,58 @@ impl Recorder {
         }
     }
 
-    /// Says a failure of the journal once, and its end.
-    fn say_journal(&self, answer: &Result<u64, Error>) {
-        let failed_before = self.shared.journal_fails.swap(answer.is_err(), Ordering::Relaxed);
-        match answer {
-            Err(error) if !failed_before => {
-                let incident = Incident::JournalFailed { reason: error.to_string() };
-                if let Ok(row) = Row::encode(NewRecord::new(None, None, Record::from(&incident))) {
-                    self.tell(&[row]);
-                }
+    /// What is wrong with the journal.
+    pub fn trouble(&self) -> Option<Trouble> {
+        self.lock_trouble().clone()
+    }
+
+    /// Looks whether the journal can be written, by what became of its last write: samples are written all the time.
+    /// Its trouble, if it is in any.
+    pub async fn check_journal(&self) -> Option<Trouble> {
+        match self.shared.journal.failing() {
+            Some(error) => self.fails(&error, 0),
+            None if self.trouble().is_some() => {
+                let _order = self.shared.order.lock().await;
+                self.restored().await;
             }
-            Ok(_) if failed_before => tracing::info!("the journal can be written again"),
-            _ => {}
+            None => {}
+        }
+        self.trouble()
+    }
+
+    fn lock_trouble(&self) -> MutexGuard<'_, Option<Trouble>> {
+        self.shared.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Says a failure of the journal once, and counts what it lacks.
+    fn fails(&self, error: &Error, lost: usize) {
+        let lost = u64::try_from(lost).unwrap_or(u64::MAX);
+        self.shared.metrics.journal_lost(lost);
+        {
+            let mut trouble = self.lock_trouble();
+            if let Some(trouble) = trouble.as_mut() {
+                trouble.lost = trouble.lost.saturating_add(lost);
+                return;
+            }
+            *trouble = Some(Trouble { reason: error.to_string(), since: journal::wall_seconds(), lost });
+        }
+        self.shared.metrics.journal_failing(true);
+        let incident = Incident::JournalFailed { reason: error.to_string() };
+        if let Ok(row) = Row::encode(NewRecord::new(None, None, Record::from(&incident))) {
+            self.tell(&[row]);
+        }
+    }
+
+    /// A write went well: if there was trouble, it is over once that stands in the journal. With the order held.
+    async fn restored(&self) {
+        let Some(Trouble { lost, .. }) = self.trouble() else { return };
+        let incident = Incident::JournalRestored { lost };
+        let Ok(row) = Row::encode(NewRecord::new(None, None, Record::from(&incident))) else { return };
+        let rows: Arc<[Row]> = Arc::from([row]);
+        if self.shared.journal.commit_rows(Arc::clone(&rows), Vec::new()).await.is_ok() {
+            *self.lock_trouble() = None;
+            self.shared.metrics.journal_failing(false);
+            self.tell(&rows);
         }
     }
 }

@@ -117,6 +117,7 @@ fn incidents() -> Vec<Incident> {
         Incident::CycleSkipped { plan: "nightly".into(), reason: "A is serving".into() },
         Incident::JournalSetAside { aside: "journal.db.damaged-x".into(), reason: "malformed".into() },
         Incident::JournalFailed { reason: "disk full".into() },
+        Incident::JournalRestored { lost: 7 },
     ]
 }
 
@@ -486,4 +487,44 @@ async fn a_code_that_nobody_knows_is_counted_as_other() {
     };
     recorder.record_one(&Context::none(), strange).await.expect("records");
     assert!(has(&recorder, "hotbunk_incidents_total{code=\"other\",engine=\"A\"} 1"));
+}
+
+#[tokio::test]
+async fn a_journal_in_trouble_is_said_once_counted_and_says_itself_what_it_lacks() {
+    let (dir, recorder) = place();
+    let none = Context::none();
+    let mut stream = std::pin::pin!(recorder.events().subscribe(None).into_stream());
+    let other = rusqlite::Connection::open(dir.path().join("journal.db")).expect("opens");
+    // Somebody writes to it and does not end.
+    other.execute_batch("BEGIN IMMEDIATE").expect("locks");
+    for _ in 0..2 {
+        drop(recorder.record_one(&none, spawned()).await.expect_err("locked"));
+    }
+    let trouble = recorder.check_journal().await.expect("it is in trouble");
+    assert!(trouble.reason.contains("locked") && trouble.lost == 2, "{trouble:?}");
+    assert!(
+        has(&recorder, "hotbunk_journal_failing 1") && has(&recorder, "hotbunk_journal_lost_events_total 2")
+    );
+    other.execute_batch("ROLLBACK").expect("unlocks");
+    // Nothing happens; samples are written all the time.
+    recorder.samples(vec![Sample {
+        at: clock::now(),
+        wall: 1.0,
+        device: "gpu0".into(),
+        used: Some(1),
+        engines: Vec::new(),
+    }]);
+    recorder.journal().flush().await.expect("flushes");
+    assert_eq!(recorder.check_journal().await, None);
+    assert!(has(&recorder, "hotbunk_journal_failing 0"));
+    let page = recorder.journal().reader().and_then(|r| r.entries(&Query::all())).expect("reads");
+    let said = Record::from(&Incident::JournalRestored { lost: 2 });
+    assert_eq!(page.entries.iter().map(|e| &e.record).collect::<Vec<_>>(), [&said]);
+    let mut codes = Vec::new();
+    while let Some(Some(event)) = stream.next().now_or_never() {
+        if let Happening::Incident { code, .. } = &event.what {
+            codes.push(code.clone());
+        }
+    }
+    assert_eq!(codes, ["journal_failed", "journal_restored"]);
 }

@@ -2,15 +2,17 @@
 
 use super::hub::Hub;
 use super::lease::Aborted;
-use super::line::Standing;
+use super::line::{Line, Standing};
 use super::refusal::Refusal;
 use super::tenant::Tenant;
+use crate::clock;
 use crate::metrics::Metrics;
 use hotbunk_core::effect::{Effect, Note};
-use hotbunk_core::event::{By, Event, Request};
+use hotbunk_core::event::{By, Request, Use};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
 use hotbunk_core::program::{Cause, Failure, Step};
 use hotbunk_core::state::{Condition, Node};
+use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 use std::collections::BTreeMap;
 use std::sync::{Arc, PoisonError};
@@ -55,6 +57,9 @@ impl Hub {
     /// The part of [`Hub::follow`] that needs no effects: gates, and what those who wait are told.
     pub fn apply(self: &Arc<Self>, node: &Node) {
         for (line, engine) in self.lines.iter().zip(&node.engines) {
+            // What is being frozen is not yet: the engine may still be given back to it.
+            let is_frozen = engine.frozen && engine.tier != Tier::Awake && !engine.dead;
+            line.freeze(self, is_frozen, clock::now());
             if engine.admission {
                 line.stand(self, Standing::May);
                 line.open(self, engine.life, engine.generation);
@@ -133,18 +138,15 @@ impl Hub {
         line.refuse_all(self, &refusal);
     }
 
-    /// How the engines are used, where the state does not know it yet.
-    pub fn use_of_engines(&self, node: &Node) -> Vec<Event> {
-        let known = |line: &&super::line::Line| {
-            let engine = node.engine(line.id);
-            (engine.in_flight, engine.used_at) != (line.gate.in_flight(), engine.used_at.max(line.used_at()))
+    /// How the engines are used, as far as the state does not know it yet.
+    pub fn uses(&self, node: &Node) -> Vec<Use> {
+        let told =
+            |line: &Line| Use { engine: line.id, in_flight: line.gate.in_flight(), at: line.used_at() };
+        let is_new = |told: &Use| {
+            let engine = node.engine(told.engine);
+            told.in_flight != engine.in_flight || told.at > engine.used_at
         };
-        let told = |line: &super::line::Line| Event::Used {
-            engine: line.id,
-            in_flight: line.gate.in_flight(),
-            at: line.used_at(),
-        };
-        self.lines.iter().filter(known).map(told).collect()
+        self.lines.iter().map(told).filter(is_new).collect()
     }
 
     /// Brings the gateway's series up to date.

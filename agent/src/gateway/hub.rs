@@ -3,17 +3,19 @@
 use super::follow::Moves;
 use super::held::Held;
 use super::lease::{Aborted, Lease};
-use super::line::{Bytes, Line, Standing, Waiter};
+use super::line::{Bytes, Line, Standing, TurnedAway, Waiter};
 use super::refusal::Refusal;
 use super::tenant::{Tenant, Tenants};
 use crate::clock;
 use crate::config::{self, Config};
 use crate::metrics::Metrics;
+use hotbunk_core::demand::{self, Never};
 use hotbunk_core::event::Event;
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::state::Node;
 use hyper::HeaderMap;
 use std::collections::HashMap;
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -103,6 +105,7 @@ pub struct Hub {
     pub(super) metrics: Metrics,
     pub(super) moves: Mutex<Moves>,
     link: OnceLock<Link>,
+    address: OnceLock<SocketAddr>,
 }
 
 impl Hub {
@@ -139,6 +142,7 @@ impl Hub {
             metrics,
             moves: Mutex::default(),
             link: OnceLock::new(),
+            address: OnceLock::new(),
         });
         let measured = Arc::downgrade(&hub);
         hub.metrics.before_scrape(move |metrics| {
@@ -230,8 +234,16 @@ impl Hub {
 
     fn hold(self: &Arc<Self>, line: &Line, tenant: &Tenant, ask: Ask) -> Result<Admit, Refusal> {
         let full = |what: String| Refusal::QueueFull { what, retry_after: self.retry_after(line.id) };
+        let would_switch = || Refusal::WouldSwitch { state: self.state(line.id).to_owned() };
         if ask.no_switch && !line.gate.is_open() {
-            return Err(Refusal::WouldSwitch { state: self.state(line.id).to_owned() });
+            return Err(would_switch());
+        }
+        // Asked of the first one only: the others wait for what it waits for.
+        if line.held() == 0
+            && !line.gate.is_open()
+            && let Some(refusal) = self.in_vain(line.id)
+        {
+            return Err(refusal);
         }
         let most = self.settings.hold_requests;
         if line.held() >= most {
@@ -252,8 +264,10 @@ impl Hub {
             _bytes: bytes,
             _chair: chair,
         };
-        let place =
-            line.wait(self, waiter).map_err(|(standing, trouble)| self.because(line, &standing, trouble))?;
+        let place = line.wait(self, waiter).map_err(|turned_away| match turned_away {
+            TurnedAway::Standing(standing, trouble) => self.because(line, &standing, trouble),
+            TurnedAway::WouldSwitch => would_switch(),
+        })?;
         // There was room by now.
         if let Ok(answer) = received.try_recv() {
             return answer.map(Admit::Go);
@@ -278,6 +292,9 @@ impl Hub {
         let left = line.gate.leave();
         if left.open {
             line.pump(self);
+        } else if left.in_flight == 0 {
+            // Whoever was frozen has gone.
+            line.freeze(self, false, clock::now());
         }
         if left.in_flight == 0 && self.held.load(std::sync::atomic::Ordering::SeqCst) > 0 {
             self.tell(Event::Used { engine, in_flight: line.gate.in_flight(), at: line.used_at() });
@@ -297,9 +314,12 @@ impl Hub {
         if self.line(engine).gate.is_open() {
             return Eta::Serving;
         }
-        let Some(node) = self.node() else { return Eta::Unknown };
-        let e = node.engine(engine);
-        e.costs.leave[e.tier as usize].map_or(Eta::Unknown, Eta::In)
+        let node = self.node();
+        match node.map(|node| demand::eta(&node, engine, clock::now())) {
+            Some(demand::Eta::Serving) => Eta::Serving,
+            Some(demand::Eta::In(time)) => Eta::In(time),
+            Some(demand::Eta::Never(_)) | None => Eta::Unknown,
+        }
     }
 
     /// When asking again for an engine may help.
@@ -308,6 +328,16 @@ impl Hub {
             Eta::Serving => Duration::from_secs(1),
             Eta::In(time) => time,
             Eta::Unknown => SOME_TIME,
+        }
+    }
+
+    /// Why waiting for an engine would be in vain, as things are.
+    fn in_vain(&self, engine: EngineId) -> Option<Refusal> {
+        match demand::eta(self.node()?.as_ref(), engine, clock::now()) {
+            demand::Eta::Never(Never::Refused(why)) => {
+                Some(Refusal::NoWay { reason: why.to_string(), retry_after: SOME_TIME })
+            }
+            _ => None,
         }
     }
 
@@ -332,6 +362,16 @@ impl Hub {
     /// Ends the leases of an engine: the drain policy is `abort`.
     pub fn abort(&self, engine: EngineId) {
         self.line(engine).abort(Aborted::Drain);
+    }
+
+    /// Where the endpoint listens, for those who ask; the first word counts.
+    pub fn listens_on(&self, address: SocketAddr) {
+        // Once it is said it stays so.
+        let _ = self.address.set(address);
+    }
+
+    pub(super) fn bound(&self) -> Option<SocketAddr> {
+        self.address.get().copied()
     }
 
     /// Whether there is an endpoint in front of it: otherwise its counts say nothing about the engines.

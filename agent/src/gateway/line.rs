@@ -47,6 +47,8 @@ pub(super) struct Line {
 pub(super) struct Waiting {
     queue: Queue<Waiter>,
     standing: Standing,
+    /// Since when requests are frozen in the engine: they wait for its turn as those in the queue do.
+    frozen: Option<Moment>,
     /// Since when the one waits that the switcher was last told of.
     told: Option<Moment>,
     /// The last trouble that was told of the engine.
@@ -67,6 +69,15 @@ pub(super) enum Standing {
     Paused,
     /// The agent ends.
     Closing,
+}
+
+/// Why somebody cannot wait.
+#[derive(Debug)]
+pub(super) enum TurnedAway {
+    /// Nobody can, and the last trouble that was told of the engine.
+    Standing(Standing, Option<String>),
+    /// It must not cause a switch, and would.
+    WouldSwitch,
 }
 
 /// One who waits.
@@ -159,6 +170,16 @@ impl Line {
         Moment(if self.gate.in_flight() > 0 { began.max(finished) } else { finished })
     }
 
+    /// When an inference last ended well.
+    pub(super) fn finished_at(&self) -> Option<Moment> {
+        Some(Moment(self.finished.load(Ordering::Relaxed))).filter(|at| at.0 > 0)
+    }
+
+    /// Most requests at once, where there is a limit.
+    pub(super) fn limit(&self) -> Option<u32> {
+        Some(self.limit).filter(|limit| *limit < u32::MAX)
+    }
+
     pub(super) fn finished(&self) {
         self.finished.fetch_max(clock::now().0, Ordering::Relaxed);
     }
@@ -243,10 +264,14 @@ impl Line {
     }
 
     /// Starts to wait. The answer may be there when this returns.
-    pub(super) fn wait(&self, hub: &Arc<Hub>, waiter: Waiter) -> Result<Place, (Standing, Option<String>)> {
+    pub(super) fn wait(&self, hub: &Arc<Hub>, waiter: Waiter) -> Result<Place, TurnedAway> {
         let mut waiting = self.lock();
         if waiting.standing != Standing::May {
-            return Err((waiting.standing.clone(), waiting.trouble.clone()));
+            return Err(TurnedAway::Standing(waiting.standing.clone(), waiting.trouble.clone()));
+        }
+        // Asked under the lock, which whoever closes the gate takes after having closed it: one of the two notices.
+        if waiter.no_switch && !self.gate.is_open() {
+            return Err(TurnedAway::WouldSwitch);
         }
         let (tenant, weight) = (waiter.tenant.id(), waiter.tenant.weight());
         let place = waiting.queue.push(tenant, weight, waiter);
@@ -331,6 +356,17 @@ impl Line {
         self.changed(hub, waiting);
     }
 
+    /// Whether requests are frozen in the engine. Nobody may ask for its model again, and still they must go on one
+    /// day: so they are demand like those in the queue, from the moment on in which they were frozen.
+    pub(super) fn freeze(&self, hub: &Hub, frozen: bool, now: Moment) {
+        let frozen = frozen && self.gate.in_flight() > 0;
+        let mut waiting = self.lock();
+        if waiting.frozen.is_some() != frozen {
+            waiting.frozen = frozen.then_some(now);
+            self.changed(hub, &mut waiting);
+        }
+    }
+
     /// Remembers what went wrong with the engine last.
     pub(super) fn trouble(&self, detail: &str) {
         self.lock().trouble = Some(detail.to_owned());
@@ -345,9 +381,11 @@ impl Line {
         } else {
             hub.held.fetch_sub(before - held, Ordering::SeqCst);
         }
-        let oldest = waiting.queue.oldest().map(|w| w.since);
+        let oldest = waiting.queue.oldest().map(|w| w.since).into_iter().chain(waiting.frozen).min();
         if oldest != waiting.told {
             waiting.told = oldest;
+            let frozen = if waiting.frozen.is_some() { self.gate.in_flight() } else { 0 };
+            let held = held.saturating_add(frozen);
             hub.tell(Event::Demand { engine: self.id, demand: Demand { held, oldest } });
         }
     }

@@ -26,6 +26,7 @@ mod lease;
 mod line;
 pub mod proxy;
 mod refusal;
+mod show;
 mod sync;
 mod tenant;
 #[cfg(test)]

@@ -91,6 +91,14 @@ pub enum Refusal {
         /// Until it is tried again.
         retry_after: Duration,
     },
+    /// No switch to the model is possible as things are.
+    #[error("no switch to this model is possible now: {reason}")]
+    NoWay {
+        /// What stands in the way.
+        reason: String,
+        /// When to ask again; nobody knows when it ends.
+        retry_after: Duration,
+    },
     /// An operator has taken the engines off the device for a while.
     #[error("the node is paused for maintenance")]
     Paused {
@@ -119,6 +127,7 @@ impl Refusal {
             | Refusal::EngineFailed { .. }
             | Refusal::EngineDown { .. }
             | Refusal::SwitchFailed { .. }
+            | Refusal::NoWay { .. }
             | Refusal::Paused { .. }
             | Refusal::ShuttingDown { .. } => StatusCode::SERVICE_UNAVAILABLE,
         }
@@ -137,6 +146,7 @@ impl Refusal {
             Refusal::EngineFailed { .. } => "engine_failed",
             Refusal::EngineDown { .. } => "engine_down",
             Refusal::SwitchFailed { .. } => "switch_failed",
+            Refusal::NoWay { .. } => "no_way",
             Refusal::Paused { .. } => "paused",
             Refusal::ShuttingDown { .. } => "shutting_down",
         }
@@ -155,6 +165,7 @@ impl Refusal {
             | Refusal::EngineFailed { .. }
             | Refusal::EngineDown { .. }
             | Refusal::SwitchFailed { .. }
+            | Refusal::NoWay { .. }
             | Refusal::Paused { .. }
             | Refusal::ShuttingDown { .. } => "server_error",
         }
@@ -171,6 +182,7 @@ impl Refusal {
             | Refusal::Deadline { retry_after, .. }
             | Refusal::EngineDown { retry_after, .. }
             | Refusal::SwitchFailed { retry_after, .. }
+            | Refusal::NoWay { retry_after, .. }
             | Refusal::Paused { retry_after }
             | Refusal::ShuttingDown { retry_after } => Some(*retry_after),
         }

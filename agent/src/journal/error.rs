@@ -136,6 +136,11 @@ impl Error {
     pub(super) fn sqlite(action: &'static str, path: &Path, source: rusqlite::Error) -> Self {
         use rusqlite::ErrorCode as Code;
         let path = path.to_owned();
+        // The WAL's index, a file beside the journal, found no room.
+        let extended = source.sqlite_error().map(|error| error.extended_code);
+        if extended == Some(rusqlite::ffi::SQLITE_IOERR_SHMSIZE) {
+            return Error::DiskFull { path };
+        }
         match source.sqlite_error_code() {
             Some(Code::DiskFull) => Error::DiskFull { path },
             Some(Code::ReadOnly) => Error::ReadOnly { path },

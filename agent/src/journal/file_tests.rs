@@ -161,3 +161,38 @@ async fn a_read_only_file_is_an_error_of_its_own() {
     let refused = writer.write_now(vec![note(None, None, step(0))]).expect_err("read-only");
     assert!(matches!(refused, Error::ReadOnly { .. }), "{refused:?}");
 }
+
+#[tokio::test]
+async fn how_the_last_write_went_is_known() {
+    let (_dir, path) = place();
+    let mut writer = writer(&path, options());
+    let fails = |writer: &Writer| writer.lanes.failing().map(|error| matches!(error, Error::ReadOnly { .. }));
+    assert_eq!(fails(&writer), None);
+    let read_only = |writer: &Writer, on: bool| {
+        writer.connection.pragma_update(None, "query_only", on).expect("sets");
+    };
+    read_only(&writer, true);
+    drop(writer.write_now(vec![note(None, None, step(0))]));
+    assert_eq!(fails(&writer), Some(true));
+    read_only(&writer, false);
+    writer.sample_now(vec![sample(1.0, Some(1))]);
+    assert_eq!(fails(&writer), None, "samples tell as well");
+    read_only(&writer, true);
+    writer.sample_now(vec![sample(2.0, Some(1))]);
+    assert_eq!(fails(&writer), Some(true));
+}
+
+/// Engines may be serving: their agent comes up, and writes as soon as it can.
+#[tokio::test]
+async fn a_journal_that_cannot_be_written_yet_is_opened_all_the_same() {
+    let (_dir, path) = place();
+    open(&path).0.close().await;
+    let (connection, report) = schema::open(&path).expect("opens");
+    connection.pragma_update(None, "query_only", true).expect("sets");
+    let lanes = Arc::new(Lanes::new(100, Duration::ZERO));
+    let mut writer = Writer::new(connection, path, lanes, options(), &report).expect("opens");
+    assert!(matches!(writer.lanes.failing(), Some(Error::ReadOnly { .. })));
+    writer.connection.pragma_update(None, "query_only", false).expect("sets");
+    assert_eq!(writer.write_now(vec![note(None, None, step(0))]).expect("writes"), report.last_seq + 1);
+    assert!(writer.lanes.failing().is_none());
+}

@@ -68,6 +68,8 @@ pub(super) struct Lanes {
     state: Mutex<State>,
     wake: Condvar,
     dropped: AtomicU64,
+    /// What went wrong with the last write; `None` where it went well.
+    failing: Mutex<Option<Error>>,
     sample_lane: usize,
     sample_delay: Duration,
 }
@@ -78,9 +80,20 @@ impl Lanes {
             state: Mutex::new(State::default()),
             wake: Condvar::new(),
             dropped: AtomicU64::new(0),
+            failing: Mutex::new(None),
             sample_lane,
             sample_delay,
         }
+    }
+
+    /// How the last write went.
+    pub(super) fn wrote(&self, failure: Option<&Error>) {
+        *self.failing.lock().unwrap_or_else(PoisonError::into_inner) = failure.cloned();
+    }
+
+    /// What went wrong with the last write; `None` where it went well, or where nothing has been written yet.
+    pub(super) fn failing(&self) -> Option<Error> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

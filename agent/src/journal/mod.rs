@@ -201,9 +201,16 @@ impl Journal {
     pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<(Journal, OpenReport), Error> {
         let path = path.as_ref().to_owned();
         let lock = schema::lock(&path)?;
-        let (connection, report) = schema::open(&path)?;
         let lanes = Arc::new(Lanes::new(options.sample_lane, options.sample_delay));
-        let writer = writer::Writer::new(connection, path.clone(), Arc::clone(&lanes), options, &report)?;
+        let begin = |(connection, report): (rusqlite::Connection, OpenReport)| {
+            let (path, lanes, options) = (path.clone(), Arc::clone(&lanes), options.clone());
+            writer::Writer::new(connection, path, lanes, options, &report).map(|writer| (writer, report))
+        };
+        let (writer, report) = match schema::open(&path).and_then(begin) {
+            // Damage that no check has seen, and the first read or write of ours has.
+            Err(Error::Damaged { source, .. }) => begin(schema::begin_anew(&path, &source)?)?,
+            other => other?,
+        };
         let thread = std::thread::Builder::new()
             .name("journal".to_owned())
             .spawn(move || writer.run())
@@ -300,6 +307,11 @@ impl Journal {
     /// Counters since the journal was opened.
     pub fn stats(&self) -> Stats {
         Stats { dropped_samples: self.shared.lanes.dropped() }
+    }
+
+    /// What went wrong with the last write, of records or of samples; `None` where it went well.
+    pub fn failing(&self) -> Option<Error> {
+        self.shared.lanes.failing()
     }
 
     /// Where the file is.

@@ -93,3 +93,25 @@ async fn after_a_checkpoint_the_wal_is_begun_anew_at_rest_and_not_by_the_next_co
     let reader = Reader::open(&path).expect("opens");
     assert_eq!(reader.entries(&Query::all()).expect("reads").entries.len(), 3001);
 }
+
+#[test]
+fn a_clock_set_forward_is_believed_after_a_day_and_one_set_back_at_once() {
+    use super::retention::Believed;
+    use std::time::Instant;
+    const HOUR: u64 = 3600;
+    let began = Instant::now();
+    let at = |hours: u64| began + Duration::from_secs(hours * HOUR);
+    let wall = |hours: u64| 1e9 + (hours * HOUR) as f64;
+    let mut clock = Believed::new(wall(0), began);
+    assert_eq!(clock.look(wall(1), at(1)), wall(1), "it goes as it should");
+    // A year ahead, by mistake, and corrected five hours later.
+    let year = 8766;
+    assert_eq!(clock.look(wall(2 + year), at(2)), wall(2));
+    assert_eq!(clock.look(wall(7 + year), at(7)), wall(7));
+    assert_eq!(clock.look(wall(8), at(8)), wall(8));
+    // A year ahead because it had been wrong until then: it stays so.
+    assert_eq!(clock.look(wall(9 + year), at(9)), wall(9));
+    assert_eq!(clock.look(wall(32 + year), at(32)), wall(32));
+    assert_eq!(clock.look(wall(33 + year), at(33)), wall(33 + year));
+    assert_eq!(clock.look(wall(34), at(34)), wall(34), "back: later is always safe");
+}

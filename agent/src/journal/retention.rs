@@ -2,10 +2,11 @@
 //!
 //! A run goes whole or not at all, because a report of half a run would be wrong without looking so. Footprints stay:
 //! the planner lives by them. The highest numbers are kept in `meta`, so that nothing is ever numbered twice.
+//! A clock that was set forward by mistake deletes nothing for a day ([`Believed`]); one set back only deletes later.
 
 use super::writer::Writer;
 use rusqlite::{OptionalExtension, params};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Rows of one transaction.
 const PART: i64 = 500;
@@ -13,6 +14,42 @@ const PART: i64 = 500;
 const VACUUM_PAGES: i64 = 256;
 /// Entries that size alone never takes.
 const ALWAYS_KEEP_ENTRIES: i64 = 1000;
+
+/// A wall clock that has jumped forward is believed after so long: what it would have deleted does not come back.
+const BELIEVE_AFTER: Duration = Duration::from_secs(24 * 3600);
+/// A jump of less is none.
+const JUMP_S: f64 = 60.0;
+
+/// The wall clock as far as retention believes it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Believed {
+    /// The wall clock when it was believed last, epoch seconds, and when that was.
+    wall: f64,
+    at: Instant,
+    /// Since when it is ahead of where it should be.
+    ahead_since: Option<Instant>,
+}
+
+impl Believed {
+    pub(super) fn new(wall: f64, at: Instant) -> Self {
+        Believed { wall, at, ahead_since: None }
+    }
+
+    /// The time to count ages from, epoch seconds.
+    pub(super) fn look(&mut self, wall: f64, now: Instant) -> f64 {
+        let expected = self.wall + now.saturating_duration_since(self.at).as_secs_f64();
+        let jumped = wall > expected + JUMP_S;
+        let since = jumped.then(|| self.ahead_since.unwrap_or(now));
+        self.ahead_since = since;
+        match since {
+            Some(since) if now.saturating_duration_since(since) < BELIEVE_AFTER => expected,
+            _ => {
+                *self = Believed::new(wall, now);
+                wall
+            }
+        }
+    }
+}
 
 /// Seconds since the epoch, `age` before `now`.
 fn cutoff(now: f64, age: Duration) -> f64 {

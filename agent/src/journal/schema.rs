@@ -21,21 +21,31 @@ pub(super) const MIGRATIONS: &[&str] = &[include_str!("schema_v1.sql"), include_
 
 /// Opens the journal for writing and says what was found.
 pub(super) fn open(path: &Path) -> Result<(Connection, OpenReport), Error> {
-    let mut set_aside = None;
-    let (connection, from) = match try_open(path, MIGRATIONS) {
-        Err(Error::Damaged { source, .. }) => {
-            let aside = move_aside(path)?;
-            set_aside = Some((aside, source.to_string()));
-            try_open(path, MIGRATIONS)?
-        }
-        other => other?,
-    };
-    let mut report = describe(&connection).map_err(|source| Error::sqlite("read", path, source))?;
+    let opened = try_open(path, MIGRATIONS).and_then(|(connection, from)| {
+        let report = describe(&connection).map_err(|source| Error::sqlite("read", path, source))?;
+        Ok((connection, from, report))
+    });
+    match opened {
+        Err(Error::Damaged { source, .. }) => begin_anew(path, &source),
+        other => other.map(|(connection, from, report)| (connection, completed(report, path, from))),
+    }
+}
+
+/// Sets a damaged file aside and opens a new one in its place.
+pub(super) fn begin_anew(path: &Path, why: &rusqlite::Error) -> Result<(Connection, OpenReport), Error> {
+    let aside = move_aside(path)?;
+    let (connection, from) = try_open(path, MIGRATIONS)?;
+    let report = describe(&connection).map_err(|source| Error::sqlite("read", path, source))?;
+    let report = OpenReport { set_aside: Some((aside, why.to_string())), ..completed(report, path, from) };
+    Ok((connection, report))
+}
+
+/// What the file does not say of itself.
+fn completed(mut report: OpenReport, path: &Path, from: u32) -> OpenReport {
     report.path = path.to_owned();
     report.created = from == 0;
     report.migrated_from = (from != 0 && from != version_of(MIGRATIONS)).then_some(from);
-    report.set_aside = set_aside;
-    Ok((connection, report))
+    report
 }
 
 /// Takes the lock that keeps other agents away; it goes with the file that is returned, or with the process.

@@ -80,6 +80,32 @@ fn every_frame_boundary_and_its_neighbours() {
     }
 }
 
+/// Cuts at so many bytes from each other, which is no part of a frame's length; `HOTBUNK_EVERY_BYTE=1` cuts at each.
+fn stride() -> usize {
+    if std::env::var_os("HOTBUNK_EVERY_BYTE").is_some() { 1 } else { 509 }
+}
+
+/// Not only where frames begin: anywhere in the WAL, its header included.
+#[test]
+fn every_byte() {
+    let Crashed { main, wal } = crashed();
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let path = dir.path().join("journal.db");
+    let mut before = CHECKPOINTED;
+    for cut in (0..=wal.len()).step_by(stride()) {
+        fs::write(&path, main).expect("writes");
+        fs::write(path.with_file_name("journal.db-wal"), &wal[..cut]).expect("writes");
+        let (connection, report) = schema::open(&path).expect("opens");
+        assert_eq!(report.set_aside, None, "cut at {cut}: a torn WAL is not a damaged file");
+        let count: i64 =
+            connection.query_row("SELECT count(*) FROM entries", [], |row| row.get(0)).expect("reads");
+        let count = usize::try_from(count).expect("a count");
+        assert!(count.is_multiple_of(2) && (before..=COMMITS).contains(&(count / 2)), "{count} at {cut}");
+        assert_eq!(report.last_seq, count as u64, "no hole");
+        before = count / 2;
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 96, failure_persistence: None, ..ProptestConfig::default() })]
 

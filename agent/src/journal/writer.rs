@@ -2,6 +2,7 @@
 
 use super::lanes::{Commit, Lanes, Row, Sampled, Work};
 use super::record::{HostSample, Outcome, Record, Sample};
+use super::retention::Believed;
 use super::{Error, Keep, OpenReport, Options};
 use rusqlite::{Connection, TransactionBehavior, params};
 use std::collections::HashMap;
@@ -22,14 +23,17 @@ pub(super) struct Writer {
     pub(super) options: Options,
     /// Position of the last entry written.
     last_seq: u64,
-    /// This boot's row in `boots`.
-    boot: i64,
+    /// This boot, and its row in `boots` once that has been written.
+    boot_id: String,
+    boot: Option<i64>,
     /// The settings that each engine was last started with.
     fingerprints: HashMap<String, String>,
     last_commit: Instant,
     rows_since_checkpoint: u64,
     last_checkpoint: Instant,
     next_retention: Instant,
+    /// The wall clock, for ages.
+    believed: Believed,
     /// Said once until it succeeds again, so that a full disk does not flood the log.
     sample_write_failed: bool,
 }
@@ -51,39 +55,56 @@ impl Writer {
         options: Options,
         report: &OpenReport,
     ) -> Result<Writer, Error> {
-        let prepare = || -> rusqlite::Result<(i64, HashMap<String, String>)> {
-            connection.execute(
-                "INSERT INTO boots (boot_id) VALUES (?1) ON CONFLICT DO NOTHING",
-                [&report.boot_id],
-            )?;
-            let boot = connection.query_row(
-                "SELECT boot FROM boots WHERE boot_id = ?1",
-                [&report.boot_id],
-                |row| row.get(0),
-            )?;
-            // A first write of ours syncs the WAL's header now rather than on the first handoff.
-            touch(&connection)?;
+        let prepare = || -> rusqlite::Result<HashMap<String, String>> {
             let mut statement = connection.prepare("SELECT engine, fingerprint FROM engines")?;
-            let fingerprints =
-                statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect::<Result<_, _>>()?;
-            Ok((boot, fingerprints))
+            statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?.collect()
         };
-        let (boot, fingerprints) = prepare().map_err(|source| Error::sqlite("write", &path, source))?;
+        let fingerprints = prepare().map_err(|source| Error::sqlite("read", &path, source))?;
         let now = Instant::now();
-        Ok(Writer {
+        let mut writer = Writer {
             connection,
             path,
             lanes,
             options,
             last_seq: report.last_seq,
-            boot,
+            boot_id: report.boot_id.clone(),
+            boot: None,
             fingerprints,
             last_commit: now,
             rows_since_checkpoint: 0,
             last_checkpoint: now,
             next_retention: now,
+            believed: Believed::new(super::wall_seconds(), now),
             sample_write_failed: false,
-        })
+        };
+        // A first write of ours syncs the WAL's header now rather than on the first handoff.
+        let first = writer.boot().and_then(|_| touch(&writer.connection));
+        match first.map_err(|source| Error::sqlite("write", &writer.path, source)) {
+            Ok(()) => {}
+            Err(damaged @ Error::Damaged { .. }) => return Err(damaged),
+            // No room now is no reason not to come up: engines may be serving that want their agent.
+            Err(error) => {
+                tracing::error!(%error, "the journal is opened, but cannot be written yet");
+                writer.lanes.wrote(Some(&error));
+            }
+        }
+        Ok(writer)
+    }
+
+    /// This boot's row, written where it is not there yet.
+    fn boot(&mut self) -> rusqlite::Result<i64> {
+        if let Some(boot) = self.boot {
+            return Ok(boot);
+        }
+        self.connection
+            .execute("INSERT INTO boots (boot_id) VALUES (?1) ON CONFLICT DO NOTHING", [&self.boot_id])?;
+        let row = self.connection.query_row(
+            "SELECT boot FROM boots WHERE boot_id = ?1",
+            [&self.boot_id],
+            |row| row.get(0),
+        )?;
+        self.boot = Some(row);
+        Ok(row)
     }
 
     /// Works until the lanes are closed and empty.
@@ -122,7 +143,8 @@ impl Writer {
     pub(super) fn rest(&mut self) {
         let now = Instant::now();
         if now >= self.next_retention {
-            match self.retain(super::wall_seconds()) {
+            let wall = self.believed.look(super::wall_seconds(), now);
+            match self.retain(wall) {
                 Ok(true) => self.next_retention = now + self.options.retain_every,
                 // Interrupted by work: go on at the next rest.
                 Ok(false) => {}
@@ -165,6 +187,7 @@ impl Writer {
         let written = self.write(&commits, &mut lasts);
         match written {
             Ok(()) => {
+                self.lanes.wrote(None);
                 #[cfg(debug_assertions)]
                 super::die::counted(&commits);
                 for (commit, last) in commits.into_iter().zip(lasts) {
@@ -175,6 +198,7 @@ impl Writer {
             Err(source) => {
                 self.last_seq = before;
                 let error = Error::sqlite("write", &self.path, source);
+                self.lanes.wrote(Some(&error));
                 for commit in commits {
                     let _ = commit.done.send(Err(error.clone()));
                 }
@@ -183,6 +207,7 @@ impl Writer {
     }
 
     fn write(&mut self, commits: &[Commit], lasts: &mut Vec<u64>) -> rusqlite::Result<()> {
+        let boot = self.boot()?;
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let mut learned = Vec::new();
         {
@@ -198,7 +223,7 @@ impl Writer {
                         int(self.last_seq),
                         int(new.at.0),
                         new.wall,
-                        self.boot,
+                        boot,
                         new.run,
                         new.operation.map(|operation| int(operation.0)),
                         new.record.kind(),
@@ -223,12 +248,14 @@ impl Writer {
         match self.write_samples(&samples) {
             Ok(()) => {
                 self.note_rows(count);
+                self.lanes.wrote(None);
                 self.sample_write_failed = false;
             }
             Err(source) => {
                 self.lanes.count_dropped(count as u64);
+                let error = Error::sqlite("write", &self.path, source);
+                self.lanes.wrote(Some(&error));
                 if !std::mem::replace(&mut self.sample_write_failed, true) {
-                    let error = Error::sqlite("write", &self.path, source);
                     tracing::warn!(%error, "samples are dropped until the journal can be written again");
                 }
             }
@@ -251,6 +278,7 @@ impl Writer {
     }
 
     fn write_samples(&mut self, samples: &[Sampled]) -> rusqlite::Result<()> {
+        let boot = self.boot()?;
         let transaction = self.connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         {
             let mut device = transaction.prepare_cached(
@@ -264,10 +292,10 @@ impl Writer {
                     Sampled::Device(Sample { at, wall, device: name, used, engines }) => {
                         // A list of names and numbers always encodes.
                         let engines = serde_json::to_string(engines).unwrap_or_else(|_| "[]".to_owned());
-                        device.execute(params![int(at.0), wall, self.boot, name, opt(*used), engines])?;
+                        device.execute(params![int(at.0), wall, boot, name, opt(*used), engines])?;
                     }
                     Sampled::Host(HostSample { at, wall, engine, rss, pss }) => {
-                        host.execute(params![int(at.0), wall, self.boot, engine, opt(*rss), opt(*pss)])?;
+                        host.execute(params![int(at.0), wall, boot, engine, opt(*rss), opt(*pss)])?;
                     }
                 }
             }

@@ -137,6 +137,8 @@ impl Metrics {
         let version = Label::from_static_parts("version", env!("CARGO_PKG_VERSION"));
         metrics.gauge(Name::BuildInfo, vec![version]).set(1.0);
         metrics.journal_dropped_samples(0);
+        metrics.journal_lost(0);
+        metrics.journal_failing(false);
         metrics
     }
 
@@ -272,6 +274,16 @@ impl Metrics {
     /// Samples dropped by the journal since it was opened.
     pub fn journal_dropped_samples(&self, total: u64) {
         self.counter(Name::JournalDroppedSamples, Vec::new()).absolute(total);
+    }
+
+    /// Whether the journal can be written.
+    pub fn journal_failing(&self, is_failing: bool) {
+        self.gauge(Name::JournalFailing, Vec::new()).set(f64::from(u8::from(is_failing)));
+    }
+
+    /// So many more events are not in the journal.
+    pub fn journal_lost(&self, events: u64) {
+        self.counter(Name::JournalLostEvents, Vec::new()).increment(events);
     }
 
     /// Has this done before each scrape. It must not hold on to these metrics.

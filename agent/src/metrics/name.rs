@@ -44,11 +44,13 @@ pub enum Name {
     SamplesMissed,
     JournalCommit,
     JournalDroppedSamples,
+    JournalFailing,
+    JournalLostEvents,
 }
 
 impl Name {
     /// Every name.
-    pub const ALL: [Name; 27] = [
+    pub const ALL: [Name; 29] = [
         Name::BuildInfo,
         Name::Up,
         Name::EngineTier,
@@ -76,6 +78,8 @@ impl Name {
         Name::SamplesMissed,
         Name::JournalCommit,
         Name::JournalDroppedSamples,
+        Name::JournalFailing,
+        Name::JournalLostEvents,
     ];
 
     /// The name as Prometheus sees it.
@@ -108,6 +112,8 @@ impl Name {
             Name::SamplesMissed => "hotbunk_samples_missed_total",
             Name::JournalCommit => "hotbunk_journal_commit_seconds",
             Name::JournalDroppedSamples => "hotbunk_journal_dropped_samples_total",
+            Name::JournalFailing => "hotbunk_journal_failing",
+            Name::JournalLostEvents => "hotbunk_journal_lost_events_total",
         }
     }
 
@@ -122,7 +128,8 @@ impl Name {
             | Name::Switching
             | Name::TenantSwitching
             | Name::SamplesMissed
-            | Name::JournalDroppedSamples => Kind::Counter,
+            | Name::JournalDroppedSamples
+            | Name::JournalLostEvents => Kind::Counter,
             Name::Handoff
             | Name::HandoffOverhead
             | Name::HandoffPhase
@@ -140,7 +147,8 @@ impl Name {
             | Name::GatewayInFlight
             | Name::DeviceUsedBytes
             | Name::DeviceTotalBytes
-            | Name::DeviceReadingAge => Kind::Gauge,
+            | Name::DeviceReadingAge
+            | Name::JournalFailing => Kind::Gauge,
         }
     }
 
@@ -179,7 +187,9 @@ impl Name {
             | Name::GatewayInFlight
             | Name::GatewayRefusals
             | Name::SamplesMissed
-            | Name::JournalDroppedSamples => Unit::Count,
+            | Name::JournalDroppedSamples
+            | Name::JournalFailing
+            | Name::JournalLostEvents => Unit::Count,
         }
     }
 
@@ -239,6 +249,10 @@ impl Name {
             Name::DeviceReadingAge => "Time since the device's memory was last read.",
             Name::SamplesMissed => "Samples for which the device's memory could not be read.",
             Name::JournalCommit => "Time for which an event waited to be durable.",
+            Name::JournalFailing => "1 while the journal cannot be written: events are only logged.",
+            Name::JournalLostEvents => {
+                "Events that are in the log alone, because the journal could not be written."
+            }
             Name::JournalDroppedSamples => {
                 "Samples that were not written: the journal was behind, or failed."
             }

@@ -123,3 +123,12 @@ pub enum Error {
         waited: Duration,
     },
 }
+
+impl Error {
+    /// Whether the state directory has no room, or cannot be written now: that says nothing of the engine.
+    pub fn is_no_room(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+        matches!(self, Error::File { source, .. }
+            if matches!(source.kind(), StorageFull | QuotaExceeded | ReadOnlyFilesystem))
+    }
+}

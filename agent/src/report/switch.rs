@@ -37,7 +37,8 @@ pub fn switch_report(
     Ok(SwitchReport {
         status: if failures.is_empty() { Status::Pass } else { Status::Fail },
         runtime: marked(&runtime(&run), simulated),
-        gpu: marked(run.gpu, simulated),
+        // Real engines may run on a simulated device: then the runtime is real, and the memory is not.
+        gpu: marked(run.gpu, simulated || run.device_source == Some("simulated")),
         context_tokens: common(
             run.engines.iter().map(|e| run.context_tokens.get(e.engine.as_str()).copied()),
         ),

@@ -4,7 +4,6 @@ use super::{Around, Order, notes};
 use crate::clock;
 use crate::control::EventLog;
 use crate::translate;
-use hotbunk_api::error::ErrorCode;
 use hotbunk_api::event::Happening;
 use hotbunk_api::explain::{Plan, PlanStep};
 use hotbunk_api::operation::{Initiator, Operation, OperationRequest, Step};
@@ -133,16 +132,25 @@ impl Board {
         self.shared.version.send_modify(|v| *v += 1);
     }
 
+    /// Operations that were over before this agent began, oldest first.
+    pub fn remember(&self, done: Vec<Operation>) {
+        let now = clock::now();
+        let entry = |shown: Operation| {
+            let failure =
+                shown.error.as_ref().map(|error| Why { code: "failed", message: error.message.clone() });
+            let number = OperationId(shown.number?);
+            Some(Entry { number, accepted: now, ended: Some(Ended { failure }), shown })
+        };
+        let mut entries = self.entries();
+        done.into_iter().filter_map(entry).rev().for_each(|entry| entries.push_front(entry));
+    }
+
     /// Everything is recorded: the operation is over for those who wait.
     pub fn over(&self, number: OperationId) {
         let shown = {
             let mut entries = self.entries();
             let Some(entry) = entries.iter_mut().find(|e| e.number == number) else { return };
-            entry.shown.state = match &entry.shown.error {
-                None => State::Succeeded,
-                Some(error) if error.code == ErrorCode::Cancelled => State::Cancelled,
-                Some(_) => State::Failed,
-            };
+            entry.shown.state = State::of_end(entry.shown.error.as_ref().map(|error| error.code));
             Some(entry.show())
         };
         self.tell(shown);

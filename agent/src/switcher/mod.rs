@@ -10,6 +10,8 @@
 //! such a snapshot; whoever wants something sends a command.
 
 mod board;
+#[cfg(test)]
+mod growth_tests;
 mod notes;
 pub mod spec;
 
@@ -31,6 +33,7 @@ use hotbunk_core::program::Step;
 use hotbunk_core::queue::Refusal;
 use hotbunk_core::state::Node;
 use hotbunk_core::step::step;
+use hotbunk_core::time::Moment;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -169,6 +172,8 @@ pub struct Switcher {
     calls: HashMap<OperationId, Vec<crate::effects::Called>>,
     work: Arc<Mutex<WorkLog>>,
     fast: Option<FastGuard>,
+    /// Nothing is switched while the journal cannot be written.
+    needs_journal: bool,
     /// The devices' ledgers as they were last published.
     ledgers: Vec<status::Ledger>,
     reconcile: Duration,
@@ -176,6 +181,8 @@ pub struct Switcher {
     keeper: Keeper,
     /// Operations that a former agent began.
     resumed: HashSet<OperationId>,
+    /// The moment of the last step.
+    stepped: Moment,
 }
 
 impl Switcher {
@@ -203,11 +210,20 @@ impl Switcher {
             calls: HashMap::new(),
             work: Arc::default(),
             fast: None,
+            needs_journal: false,
             reconcile,
             keeper: Keeper::default(),
             resumed: HashSet::new(),
+            stepped: clock::now(),
         };
         (switcher, handle)
+    }
+
+    /// Whether what asks for engines to be moved is refused while the journal cannot be written.
+    #[must_use]
+    pub fn needing_the_journal(mut self, needs_journal: bool) -> Self {
+        self.needs_journal = needs_journal;
+        self
     }
 
     /// Works until every sender of inputs is gone or `stop` says so.
@@ -215,7 +231,7 @@ impl Switcher {
         let mut ticks = tokio::time::interval(self.reconcile);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
-            let due = self.node.next_deadline().map(|at| Instant::now() + at.since(clock::now()));
+            let due = self.node.next_deadline(self.stepped).map(|at| Instant::now() + at.since(clock::now()));
             let wake = async {
                 match due {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -228,7 +244,7 @@ impl Switcher {
                     Some(input) => self.take(input).await,
                     None => return,
                 },
-                () = wake => self.tick().await,
+                () = wake => self.happened(Event::Tick, Around::default()).await,
                 _ = ticks.tick() => self.look_around().await,
                 () = stopped(&mut stop) => return,
             }
@@ -237,14 +253,7 @@ impl Switcher {
 
     async fn take(&mut self, input: Input) {
         match input {
-            Input::Event(event) => {
-                if let Event::Demand { .. } = event {
-                    for used in self.hands.hub.use_of_engines(&self.node) {
-                        self.happened(used, Around::default()).await;
-                    }
-                }
-                self.happened(event, Around::default()).await;
-            }
+            Input::Event(event) => self.happened(event, Around::default()).await,
             Input::Taken(taken) => self.adopt(*taken).await,
             Input::Done { ticket, result, around } => {
                 self.happened(Event::Done { ticket, result }, around).await;
@@ -274,21 +283,22 @@ impl Switcher {
     /// The periodic look: devices first, then the engines.
     async fn look_around(&mut self) {
         self.hands.refresh_owners();
+        self.look_at_journal().await;
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
             if let Some(event) = self.hands.device_event(device) {
                 self.happened(event, Around::default()).await;
             }
         }
-        self.tick().await;
+        self.happened(Event::Tick, Around::default()).await;
     }
 
-    /// Turns and idle ladders go by how engines are used, so that is told first.
-    async fn tick(&mut self) {
-        for event in self.hands.hub.use_of_engines(&self.node) {
-            self.happened(event, Around::default()).await;
+    /// Whether the journal can be written decides whether anything is switched, where the configuration wants it so.
+    async fn look_at_journal(&mut self) {
+        let lost = self.hands.recorder.check_journal().await.map(|trouble| trouble.reason);
+        if self.needs_journal && lost.is_some() != self.node.journal_lost.is_some() {
+            self.happened(Event::JournalLost(lost), Around::default()).await;
         }
-        self.happened(Event::Tick, Around::default()).await;
     }
 
     /// Everything of a former agent: decided in one step, and said.
@@ -300,6 +310,8 @@ impl Switcher {
         let operations = taken.adoption.work.as_ref().map_or(0, |work| work.operations.len());
         let (engines, began) = (taken.lives(), taken.began);
         self.keeper.orders(taken.orders);
+        self.keeper.remembers(&taken.done);
+        self.board.remember(taken.done);
         self.happened(Event::Adopted(Box::new(taken.adoption)), Around::default()).await;
         let adopted = engines.iter().filter_map(|id| {
             let engine = self.node.engine(*id);
@@ -320,15 +332,24 @@ impl Switcher {
         drop(self.hands.recorder.record(&Context::none(), said).await);
     }
 
-    /// One event: decided, made durable, acted on.
+    /// One event. Turns and idle ladders go by how engines are used, and any event may be the one after which they are
+    /// due: so what is new of that comes first, of all engines at once.
     async fn happened(&mut self, event: Event, around: Around) {
-        let now = clock::now();
-        let effects = step(&mut self.node, event, now);
-        // Before any action: a gate is closed before the drain begins.
-        self.hands.hub.follow(&self.node, &effects, now);
+        let uses = self.hands.hub.uses(&self.node);
+        if !uses.is_empty() {
+            self.step(Event::Uses(uses), Around::default()).await;
+        }
+        self.step(event, around).await;
+    }
+
+    /// Decided, made durable, acted on.
+    async fn step(&mut self, event: Event, around: Around) {
+        self.stepped = clock::now();
+        let effects = step(&mut self.node, event, self.stepped);
         if effects.is_empty() {
             self.keep().await;
-            return self.published();
+            self.published();
+            return self.hands.hub.follow(&self.node, &effects, self.stepped);
         }
         let mut current = effects
             .iter()
@@ -351,6 +372,8 @@ impl Switcher {
             }
             self.noted(note, around);
             if let Note::Ended { id, accepted, .. } = note {
+                let shown = self.board.by_number(*id).filter(|shown| shown.request.is_some());
+                shown.into_iter().for_each(|shown| self.keeper.ended(*id, shown));
                 closed.push((*id, *accepted));
             }
             if let Note::Transition { engine, .. } = note
@@ -360,12 +383,18 @@ impl Switcher {
             }
         }
         self.published();
+        // Before any action: a gate is closed before the drain begins.
+        self.hands.hub.follow(&self.node, &effects, self.stepped);
         let batches: Vec<_> = batches.into_iter().map(|(of, events)| (self.context(of), events)).collect();
         let keep = self.keeper.changes(&self.node);
         // One transaction, so that an agent that is killed leaves the state between two steps. The recorder has said
         // loudly where it fails; serving goes on without a journal.
-        if self.hands.recorder.record_step(batches, keep).await.is_err() {
+        if let Err(error) = self.hands.recorder.record_step(batches, keep).await {
             self.keeper.lost();
+            // Not only at the next look: a command may follow at once.
+            if self.needs_journal && self.node.journal_lost.is_none() {
+                let _ = self.hands.inputs.send(Input::Event(Event::JournalLost(Some(error.to_string()))));
+            }
         }
         for effect in effects {
             match effect {

@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::gateway;
 use crate::human;
 use crate::output::Output;
 use crate::progress::{operation_line, run_line};
@@ -68,6 +69,14 @@ fn render(status: &Status) -> String {
     if let Some(simulated) = &node.simulated {
         parts.push(format!("SIMULATED: profile {}, {}× speed", simulated.profile, simulated.speed));
     }
+    if let Some(trouble) = &node.journal_trouble {
+        let since = human::seconds(node.started_at + node.uptime_s - trouble.since_at);
+        let so = if trouble.refuses_switching { "switching is refused" } else { "events are only logged" };
+        parts.push(format!(
+            "JOURNAL: cannot be written since {since} ago, {so} ({} so far): {}",
+            trouble.lost_events, trouble.reason
+        ));
+    }
     let host = &node.host;
     parts.push(format!(
         "host memory: {} available of {}, {} planned for engines",
@@ -85,6 +94,17 @@ fn render(status: &Status) -> String {
         ["ENGINE", "MODEL", "TIER", "CONDITION", "GEN", "DEVICE", "HOST", "RUNNING", "CANARY", "VLLM"];
     parts.push(String::new());
     parts.push(human::table(&header, &[4, 5, 6, 7], status.engines.iter().map(engine_row)));
+    if let Some(shown) = &status.gateway {
+        parts.push(String::new());
+        parts.push(gateway::title(shown));
+        // Without an endpoint its figures say nothing.
+        if shown.listen.is_some() {
+            parts.extend(gateway::tables(shown));
+        }
+    }
+    if let Some(paused) = &status.maintenance {
+        parts.extend([String::new(), gateway::maintenance(paused)]);
+    }
     let mut going_on = Vec::new();
     going_on.extend(status.operation.iter().map(|o| format!("now:   {} [{}]", operation_line(o), o.id)));
     going_on.extend(status.queue.iter().map(|o| format!("next:  {} [{}]", operation_line(o), o.id)));
@@ -163,6 +183,8 @@ fn condition(condition: &Condition) -> String {
                 StoppedWhy::NoRoom => "no room",
                 StoppedWhy::Handoff => "by a handoff",
                 StoppedWhy::CannotSleep => "it cannot sleep",
+                StoppedWhy::Idle => "unused for long",
+                StoppedWhy::Maintenance => "for maintenance",
                 StoppedWhy::Shutdown => "the agent stops",
             };
             format!("stopped ({why})")

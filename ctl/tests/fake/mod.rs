@@ -14,9 +14,10 @@ use hotbunk_api::error::{ApiError, ErrorBody, ErrorCode};
 use hotbunk_api::explain::{
     Alternative, Change, ExplainRequest, Explanation, Faster, KvSize, Peak, Plan, PlanStep, Verdict,
 };
+use hotbunk_api::gateway::{Eta, GatewayStatus, LineStatus, TenantStatus, Turn};
 use hotbunk_api::journal::{JournalEntry, JournalPage};
 use hotbunk_api::logs::{LogLine, LogTail};
-use hotbunk_api::operation::{Initiator, Operation, OperationRequest, Submit, WaitQuery};
+use hotbunk_api::operation::{Initiator, NODE, Operation, OperationRequest, Submit, WaitQuery};
 use hotbunk_api::status::{
     Canary, Condition, DeviceHealth, DeviceStatus, EngineStatus, Footprint, HostStatus, NodeStatus,
     Simulated, Status, StoppedWhy,
@@ -140,6 +141,11 @@ async fn submit(Json(submit): Json<Submit>) -> Response {
                 .retry_after_s(1.2),
         ),
         "B" => (StatusCode::ACCEPTED, Json(operation)).into_response(),
+        NODE => {
+            operation.state = State::Succeeded;
+            operation.elapsed_s = 1.5;
+            (StatusCode::OK, Json(operation)).into_response()
+        }
         name => fail(ApiError::unknown_engine(name, ["A", "B", "llama-8b"])),
     }
 }
@@ -346,6 +352,7 @@ fn status() -> Status {
                 available_bytes: Some(170 * GIB),
                 reserved_bytes: None,
             },
+            journal_trouble: None,
         },
         devices: vec![DeviceStatus {
             name: "gpu0".into(),
@@ -364,6 +371,36 @@ fn status() -> Status {
         operation: Some(operation("0193", request)),
         queue: Vec::new(),
         cycle: None,
+        gateway: Some(gateway()),
+        maintenance: None,
+    }
+}
+
+fn gateway() -> GatewayStatus {
+    let line = |engine: &str, open, in_flight, held, eta| LineStatus {
+        engine: engine.into(),
+        open,
+        in_flight,
+        max_in_flight: None,
+        held,
+        oldest_s: (held > 0).then_some(1.25),
+        eta,
+        used_at: None,
+    };
+    GatewayStatus {
+        listen: Some("127.0.0.1:8000".into()),
+        held_bytes: 3 * MIB,
+        held_bytes_limit: GIB,
+        lines: vec![
+            line("A", true, 2, 0, Eta::Serving),
+            line("B", false, 0, 3, Eta::In { s: 0.24 }),
+            line("llama-8b", false, 0, 0, Eta::Never { reason: "no room on gpu0".into() }),
+        ],
+        turns: vec![Turn { engine: "B".into(), turn_s: 0.0, latest_s: 58.5 }],
+        tenants: vec![
+            TenantStatus { name: "default".into(), in_flight: 0, held: 0, switch_s: 0.0 },
+            TenantStatus { name: "research".into(), in_flight: 2, held: 3, switch_s: 12.5 },
+        ],
     }
 }
 

@@ -12,23 +12,39 @@ type Run = Box<dyn Fn(Arc<Server>) -> Pin<Box<dyn Future<Output = ()>>>>;
 /// Which server a check needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Needs {
-    /// Any that is awake and idle; the check leaves it alive.
+    /// One that is awake and idle; the check leaves it so, or so that it can be mended.
     Shared,
-    /// One that it may end, started with nothing special.
+    /// One that it may end.
     Own,
-    /// One that it may end, started so.
+    /// One that was started so; the check leaves it alive.
     Started(Start),
+    /// One that was started so, and that it may end.
+    OwnStarted(Start),
 }
 
-/// How a server is started, apart from the usual.
+/// How a server is started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Start {
-    /// Without `--enable-sleep-mode`.
-    NoSleepMode,
-    /// With `VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1`.
-    KeepAlive,
+    /// As one is that is to sleep.
+    Usual,
+    /// Without `--enable-sleep-mode`, and with `VLLM_KEEP_ALIVE_ON_ENGINE_DEATH=1`: two things that have nothing to do
+    /// with each other, in one start.
+    AwakeForEver,
     /// Without `VLLM_SERVER_DEV_MODE=1`.
     NoDevMode,
+}
+
+impl Needs {
+    fn start(self) -> Start {
+        match self {
+            Needs::Shared | Needs::Own => Start::Usual,
+            Needs::Started(start) | Needs::OwnStarted(start) => start,
+        }
+    }
+
+    fn ends(self) -> bool {
+        matches!(self, Needs::Own | Needs::OwnStarted(_))
+    }
 }
 
 /// A statement about vLLM.
@@ -91,12 +107,12 @@ pub(crate) struct Done {
 pub(crate) async fn run(target: &Target, checks: Vec<Check>) -> Vec<Done> {
     let wanted = std::env::var("HOTBUNK_CONTRACT").unwrap_or_default();
     let words: Vec<&str> = wanted.split([',', ' ']).filter(|w| !w.is_empty()).collect();
-    let mut shared: Option<Arc<Server>> = None;
+    let mut at_hand = None;
     let mut done = Vec::new();
     for check in checks.iter().filter(|c| words.is_empty() || words.iter().any(|w| c.name.contains(w))) {
         let (outcome, took) = match check.skip {
             Some((kind, why)) if kind == target.kind() => (Outcome::Skipped(why), Duration::ZERO),
-            _ => one(target, check, &mut shared).await,
+            _ => one(target, check, &mut at_hand).await,
         };
         target.progress(check.name, &outcome, took);
         done.push(Done { name: check.name, follows: check.follows, outcome, took });
@@ -104,13 +120,17 @@ pub(crate) async fn run(target: &Target, checks: Vec<Check>) -> Vec<Done> {
     done
 }
 
-async fn one(target: &Target, check: &Check, shared: &mut Option<Arc<Server>>) -> (Outcome, Duration) {
-    let server = match (check.needs, shared.take()) {
-        (Needs::Shared | Needs::Own, Some(server)) => server,
-        (needs, left) => {
+async fn one(
+    target: &Target,
+    check: &Check,
+    at_hand: &mut Option<(Start, Arc<Server>)>,
+) -> (Outcome, Duration) {
+    let start = check.needs.start();
+    let server = match at_hand.take() {
+        Some((started, server)) if started == start => server,
+        other => {
             // One server at a time: it goes before the next comes.
-            drop(left);
-            let start = if let Needs::Started(start) = needs { Some(start) } else { None };
+            drop(other);
             match caught(target.start(start)).await {
                 Ok(server) => Arc::new(server),
                 Err(why) => return (Outcome::Failed(format!("no server: {why}")), Duration::ZERO),
@@ -121,16 +141,19 @@ async fn one(target: &Target, check: &Check, shared: &mut Option<Arc<Server>>) -
     let result = caught((check.run)(Arc::clone(&server))).await;
     let took = began.elapsed();
     // What a failed check leaves behind is nobody's to build on, unless starting anew takes minutes.
-    if check.needs == Needs::Shared && (result.is_ok() || target.kind() == Kind::Real) {
+    let is_kept = !check.needs.ends() && (result.is_ok() || target.kind() == Kind::Real);
+    if is_kept && start == Start::Usual {
         let mended = {
             let server = Arc::clone(&server);
             caught(async move { server.mend().await }).await
         };
         match (mended, &result) {
-            (Ok(()), _) => *shared = Some(server),
+            (Ok(()), _) => *at_hand = Some((start, server)),
             (Err(why), Ok(())) => return (Outcome::Failed(format!("it left a wreck: {why}")), took),
             (Err(_), Err(_)) => {}
         }
+    } else if is_kept {
+        *at_hand = Some((start, server));
     }
     (result.map_or_else(Outcome::Failed, |()| Outcome::Passed), took)
 }

@@ -2,7 +2,10 @@
 
 use crate::check::{Done, Outcome};
 use crate::target::{Kind, Target};
-use std::fmt::Write;
+use serde_json::json;
+use std::fmt::Write as _;
+use std::fs::File;
+use std::io::Write as _;
 use std::path::PathBuf;
 
 /// How many ran, passed, failed and were skipped.
@@ -34,31 +37,27 @@ pub(crate) fn table(target: &Target, results: &[Done]) -> String {
     text
 }
 
-/// Writes `simulated.md` or `real.md` into the folder that HOTBUNK_CONTRACT_RECORD names; `tests/contract/record` puts
-/// the two into the repository's `RESULT.md`.
+/// Appends a line for each check to `simulated.jsonl` or `real.jsonl` in the folder that HOTBUNK_CONTRACT_RECORD names;
+/// `tests/contract/record` makes the repository's `RESULT.md` of them.
 pub(crate) fn write(target: &Target, results: &[Done]) -> std::io::Result<()> {
     let Some(folder) = std::env::var_os("HOTBUNK_CONTRACT_RECORD").map(PathBuf::from) else { return Ok(()) };
     std::fs::create_dir_all(&folder)?;
     let name = match target.kind() {
-        Kind::Simulated => "simulated.md",
-        Kind::Real => "real.md",
+        Kind::Simulated => "simulated.jsonl",
+        Kind::Real => "real.jsonl",
     };
-    let (passed, failed, skipped) = sums(results);
-    let took: f64 = results.iter().map(|r| r.took.as_secs_f64()).sum();
-    let mut text = format!(
-        "{} ran, {passed} passed, {failed} failed, {skipped} skipped; {took:.0} s without the starts.\n\n\
-         | check | result | follows |\n|---|---|---|\n",
-        passed + failed,
-    );
+    let mut file = File::options().create(true).append(true).open(folder.join(name))?;
     for result in results {
-        let outcome = match &result.outcome {
-            Outcome::Passed => "passed".to_owned(),
-            Outcome::Failed(why) => format!("**failed**: {}", why.lines().next().unwrap_or_default()),
-            Outcome::Skipped(why) => format!("skipped: {why}"),
+        let (outcome, why) = match &result.outcome {
+            Outcome::Passed => ("passed", ""),
+            Outcome::Failed(why) => ("failed", why.lines().next().unwrap_or_default()),
+            Outcome::Skipped(why) => ("skipped", *why),
         };
-        // A bar would end the cell.
-        let cell = |text: &str| text.replace('|', "\\|");
-        let _ = writeln!(text, "| `{}` | {} | {} |", result.name, cell(&outcome), cell(result.follows));
+        let line = json!({
+            "name": result.name, "follows": result.follows, "outcome": outcome, "why": why,
+            "took_s": result.took.as_secs_f64(),
+        });
+        writeln!(file, "{line}")?;
     }
-    std::fs::write(folder.join(name), text)
+    Ok(())
 }

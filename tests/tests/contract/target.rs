@@ -77,7 +77,7 @@ impl Target {
     }
 
     /// Starts a server and waits until it is healthy, has served and has slept once.
-    pub(crate) fn start(&self, start: Option<Start>) -> impl Future<Output = Server> + 'static {
+    pub(crate) fn start(&self, start: Start) -> impl Future<Output = Server> + 'static {
         let this = self.clone();
         async move {
             let dir = tempfile::Builder::new().prefix("hotbunk-contract.").tempdir().expect("a folder");
@@ -96,13 +96,14 @@ impl Target {
                 Target::Simulated => simulated(dir.path()),
                 Target::Real(folder) => real(folder, dir.path(), &figures),
             };
-            if start != Some(Start::NoDevMode) {
+            // Idle connections are closed soon enough to be seen.
+            command.env("VLLM_HTTP_TIMEOUT_KEEP_ALIVE", "1");
+            if start != Start::NoDevMode {
                 command.env("VLLM_SERVER_DEV_MODE", "1");
             }
-            if start == Some(Start::KeepAlive) {
+            if start == Start::AwakeForEver {
                 command.env("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1");
-            }
-            if start != Some(Start::NoSleepMode) {
+            } else {
                 command.arg("--enable-sleep-mode");
             }
             let log = dir.path().join("server.log");
@@ -118,7 +119,7 @@ impl Target {
                 .expect("the server can be run");
             let server = Server::new(this.kind(), child, port, dir, log, ledger, figures, memory);
             server.ready().await;
-            if start.is_none() {
+            if start == Start::Usual {
                 server.warm_up().await;
             }
             server
@@ -155,6 +156,7 @@ fn real(folder: &Path, dir: &Path, figures: &Figures) -> (Command, Memory) {
     std::fs::create_dir_all(dir.join("faults")).expect("the folder of faults");
     let mut command = Command::new("nice");
     command
+        .args(["-n", "5"])
         .arg(folder.join("venv/bin/vllm"))
         .arg("serve")
         .arg(folder.join("model-a"))

@@ -1,7 +1,8 @@
 //! What grows over weeks is bounded, or led back.
 
 use hotbunk_api::words::Tier;
-use hotbunk_tests::{Agent, MIB, Node, Setup, Switch, until};
+use hotbunk_tests::{Agent, MIB, Node, Setup, Switch, restart, until};
+use std::path::Path;
 
 /// MiB that A loses with each sleep: five of them pass half the slack (128 MiB), and not the slack (256 MiB).
 const LOSS_MIB: f64 = 48.0;
@@ -58,5 +59,27 @@ async fn nobody_is_cut_off_for_it() {
         Vec::<String>::new(),
         "it was asked for, and is no incident"
     );
+    agent.stop().await;
+}
+
+/// Files below a directory.
+fn files(dir: &Path) -> usize {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| if entry.path().is_dir() { files(&entry.path()) } else { 1 }).sum()
+}
+
+#[tokio::test]
+async fn restarts_leave_no_files_behind() {
+    let node: Node = Setup::pair().each(|e| e.line("log = { keep = 2 }")).build();
+    let agent = node.start().await;
+    agent.until_up().await;
+    let mut counts = Vec::new();
+    for _ in 0..6 {
+        agent.done(restart("B")).await;
+        agent.until_at("B", Tier::Level1).await;
+        counts.push(files(&node.dir().join("state")) + files(&node.dir().join("run")));
+    }
+    // The first restarts fill what is kept of the logs.
+    assert!(counts[2..].windows(2).all(|pair| pair[1] <= pair[0]), "{counts:?}");
     agent.stop().await;
 }

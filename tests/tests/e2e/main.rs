@@ -1,5 +1,6 @@
 //! The agent, end to end: real processes, real signals, real sockets; only vLLM and the device are simulated.
 
+mod admission;
 mod boot;
 mod calls;
 mod containers;
@@ -9,7 +10,9 @@ mod doctor;
 mod draining;
 mod drift;
 mod faults;
+mod gateway;
 mod growth;
+mod host;
 mod nvml;
 mod nvml_bench;
 mod nvml_choice;

@@ -1,10 +1,10 @@
 //! What clients do wrong, while others are served: the right answer, and nothing left of it.
 
 use crate::answer::Complaint;
-use crate::door::{self, Door, Ended, HangUp, Wanted, model};
+use crate::door::{Door, Ended, HangUp, Wanted, model};
 use crate::draw::{Draw, is_full, say, seed};
 use crate::left;
-use hotbunk_tests::{Agent, PATIENCE, until};
+use hotbunk_tests::{Agent, PATIENCE, Setup, until};
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,6 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-const LIMITS: &str = "max_body = \"64KiB\"\nmax_header = \"8KiB\"\nheader_timeout = \"500ms\"\n";
 const BODY: usize = 64 << 10;
 const HEAD: usize = 8 << 10;
 
@@ -206,8 +205,13 @@ async fn memory_and_files(agent: &Agent) -> (u64, usize) {
 async fn bad_clients_leave_nothing_and_disturb_nobody() {
     let rounds = if is_full() { 40 } else { 3 };
     let seed = seed(4);
-    let (setup, door) = door::pair(LIMITS);
-    let node = setup.each(|e| e.line("min_residency = \"50ms\"").line("max_wait = \"5s\"")).build();
+    let node = Setup::pair()
+        .gateway_line("max_body = \"64KiB\"")
+        .gateway_line("max_header = \"8KiB\"")
+        .gateway_line("header_timeout = \"500ms\"")
+        .each(|e| e.line("min_residency = \"50ms\"").line("max_wait = \"5s\""))
+        .build();
+    let door = Door::of(&node);
     let agent = node.start().await;
     agent.until_up().await;
     let mark = agent.mark().await;
@@ -248,10 +252,11 @@ async fn bad_clients_leave_nothing_and_disturb_nobody() {
 
 #[tokio::test]
 async fn keys_are_asked_for_where_tenants_have_some() {
-    let (setup, door) = door::pair("");
     let tenant = "\n[[tenant]]\nname = \"y\"\n\
                   key_sha256 = \"dfddde2388f187c97de4319de072d4ea9bfb4c061357da1a86eb608e1268a92f\"\n";
-    let agent = setup.tables(tenant).build().start().await;
+    let node = Setup::pair().tables(tenant).build();
+    let door = Door::of(&node);
+    let agent = node.start().await;
     agent.until_up().await;
     unknown(&door).await;
     let prompt = "with a key".to_owned();

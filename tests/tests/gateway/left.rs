@@ -6,10 +6,10 @@ use serde_json::Value;
 
 /// Waits until no lease and no waiting request is left, by the agent's own word and by the engines'.
 pub(crate) async fn nothing(agent: &Agent) {
-    until("leases and queues to be empty", async || {
-        load(agent).await.iter().all(|(_, f, h)| (*f, *h) == (0, 0))
-    })
-    .await;
+    until("leases and queues to be empty", async || load(agent).await.iter().all(|load| *load == (0, 0)))
+        .await;
+    let tenants = agent.status().await.gateway.expect("a gateway").tenants;
+    assert!(tenants.iter().all(|t| (t.in_flight, t.held) == (0, 0)), "{tenants:?}");
     for engine in agent.node.engines() {
         until("the engines to be at rest", async || {
             engine.metric("vllm:num_requests_running").await == Some(0.0)
@@ -18,13 +18,10 @@ pub(crate) async fn nothing(agent: &Agent) {
     }
 }
 
-/// By the agent's own word: engine, requests in flight, requests held.
-pub(crate) async fn load(agent: &Agent) -> Vec<(String, u64, u64)> {
-    let status = serde_json::to_value(agent.status().await).expect("JSON");
-    let engines = status["engines"].as_array().expect("engines");
-    let count = |engine: &Value, key: &str| engine["gateway"][key].as_u64().unwrap_or(u64::MAX);
-    let name = |engine: &Value| engine["name"].as_str().unwrap_or_default().to_owned();
-    engines.iter().map(|e| (name(e), count(e, "in_flight"), count(e, "held"))).collect()
+/// By the agent's own word: requests in flight and requests held, by engine.
+pub(crate) async fn load(agent: &Agent) -> Vec<(u32, u32)> {
+    let gateway = agent.status().await.gateway.expect("a gateway");
+    gateway.lines.iter().map(|line| (line.in_flight, line.held)).collect()
 }
 
 /// Requests that came to an engine, and those of them that came while it was not awake, with how late.

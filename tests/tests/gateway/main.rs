@@ -17,6 +17,7 @@
 
 mod answer;
 mod bad_input;
+mod chaos;
 mod door;
 mod draw;
 mod left;

@@ -1,3 +1,5 @@
 //! The agent ends, and another one takes over: whoever served serves on, what was under way is finished or rolled back.
 
+mod enumerate;
+mod everywhere;
 mod simple;

@@ -47,7 +47,7 @@ pub fn faster(node: &Node, ask: &Ask, chosen: Duration) -> Vec<Faster> {
             continue;
         }
         let wake = cost::leave_cost(node.engine(ask.to), node.engine(ask.to).tier);
-        let out = super::outgoing(node, ask.to);
+        let out = super::outgoing(node, ask);
         let fall: Duration = out.iter().map(|id| cost::enter_cost(node.engine(*id), leave)).sum();
         let would_take = if order == Order::MakeBeforeBreak { wake } else { fall + wake };
         let saves = chosen.saturating_sub(would_take);
@@ -60,7 +60,7 @@ pub fn faster(node: &Node, ask: &Ask, chosen: Duration) -> Vec<Faster> {
             }
         }
     }
-    for id in super::outgoing(node, ask.to) {
+    for id in super::outgoing(node, ask) {
         if let Some(missing) = ledger::host_missing(node, id) {
             let e = node.engine(id);
             let saves = cost::leave_cost(e, Tier::Level2).saturating_sub(cost::leave_cost(e, Tier::Level1));

@@ -42,6 +42,8 @@ pub struct Ask {
     pub leave: Option<Tier>,
     /// Drain policy in force.
     pub drain: DrainPolicy,
+    /// It is requests that ask for it: pinned engines stay where they are.
+    pub spare_pinned: bool,
 }
 
 impl Ask {
@@ -53,7 +55,14 @@ impl Ask {
             strategy: strategy.unwrap_or(node.policy.strategy),
             leave: leave.or(node.policy.leave),
             drain: drain.policy.unwrap_or(node.policy.drain),
+            spare_pinned: false,
         })
+    }
+
+    /// What requests that wait for an engine ask for.
+    pub fn of_demand(node: &Node, to: EngineId) -> Ask {
+        let policy = &node.policy;
+        Ask { to, strategy: policy.strategy, leave: policy.leave, drain: policy.drain, spare_pinned: true }
     }
 }
 
@@ -92,6 +101,49 @@ pub struct Candidate {
 /// The plan that the strategy picks.
 pub fn choose(node: &Node, ask: &Ask) -> Result<Plan, Refusal> {
     reachable(node, ask.to)?;
+    let chosen = pinned_fill(node, ask).map_or_else(|| pick(node, ask), Err);
+    let Err(refusal) = chosen else { return chosen };
+    // Whose memory is it that would be needed?
+    let unsparing = Ask { spare_pinned: false, ..*ask };
+    let in_the_way = ask.spare_pinned.then(|| pick(node, &unsparing).ok()).flatten().and_then(|plan| {
+        let moved = plan.steps.iter().filter_map(Step::engine);
+        moved.filter(|id| *id != ask.to).find(|id| node.engine(*id).spec.turn.pinned)
+    });
+    Err(in_the_way.map_or(refusal, |id| pinned(node, ask.to, id)))
+}
+
+/// Pinned engines are awake on a device where no more may be.
+fn pinned_fill(node: &Node, ask: &Ask) -> Option<Refusal> {
+    let devices = node.engine(ask.to).spec.devices.iter().filter(|_| ask.spare_pinned);
+    devices.into_iter().find_map(|device| {
+        let awake = |id: &EngineId| {
+            let e = node.engine(*id);
+            *id != ask.to && e.tier == Tier::Awake && e.spec.turn.pinned
+        };
+        let mut there = node.engines_on(*device).filter(awake);
+        let last = usize::from(node.device(*device).spec.max_awake.max(1)) - 1;
+        there.nth(last).map(|id| pinned(node, ask.to, id))
+    })
+}
+
+/// That a pinned engine is in the way of another.
+pub(crate) fn pinned(node: &Node, to: EngineId, id: EngineId) -> Refusal {
+    let there = |d: &&DeviceId| node.engine(id).spec.devices.contains(d);
+    let device = node.engine(to).spec.devices.iter().find(there);
+    Refusal::Pinned {
+        engine: node.engine(id).spec.name.clone(),
+        device: device.map_or_else(String::new, |d| node.device(*d).spec.name.clone()),
+    }
+}
+
+/// The order in which engines go where some have to: idle ones before busy ones, the longest unused first; pinned ones
+/// last.
+fn goes_first(node: &Node, id: EngineId) -> impl Ord + use<> {
+    let e = node.engine(id);
+    (e.spec.turn.pinned, e.is_busy(), e.idle_since())
+}
+
+fn pick(node: &Node, ask: &Ask) -> Result<Plan, Refusal> {
     let candidates = candidates(node, ask);
     let wanted = |c: &Candidate| {
         let (order, tier) = match ask.strategy {
@@ -158,7 +210,7 @@ pub fn evidence(node: &Node, devices: &[DeviceId]) -> Result<(), Refusal> {
 
 /// Every combination with its verdict, in a fixed order.
 pub fn candidates(node: &Node, ask: &Ask) -> Vec<Candidate> {
-    let outgoing = outgoing(node, ask.to);
+    let outgoing = outgoing(node, ask);
     if outgoing.is_empty() {
         let order = Order::MakeBeforeBreak;
         return vec![Candidate {
@@ -176,9 +228,11 @@ pub fn candidates(node: &Node, ask: &Ask) -> Vec<Candidate> {
     all
 }
 
-/// Which awake engines must go so that `to` can be awake: the longest awake first, as few as `max_awake` asks, but all
-/// that share a device where those few would not make room.
-fn outgoing(node: &Node, to: EngineId) -> Vec<EngineId> {
+/// Which awake engines must go so that the one asked for can be awake: the longest unused first, as few as `max_awake`
+/// asks, but all that share a device where those few would not make room.
+fn outgoing(node: &Node, ask: &Ask) -> Vec<EngineId> {
+    let to = ask.to;
+    let spared = |id: EngineId| ask.spare_pinned && node.engine(id).spec.turn.pinned;
     let devices = &node.engine(to).spec.devices;
     let shares = |id: &EngineId, d: &DeviceId| node.engine(*id).spec.devices.contains(d);
     let mut awake: Vec<EngineId> = node
@@ -186,25 +240,25 @@ fn outgoing(node: &Node, to: EngineId) -> Vec<EngineId> {
         .filter(|id| *id != to && node.engine(*id).tier == Tier::Awake)
         .filter(|id| devices.iter().any(|d| shares(id, d)))
         .collect();
-    awake.sort_by_key(|id| node.engine(*id).awake_since);
+    awake.sort_by_key(|id| goes_first(node, *id));
     let mut out: Vec<EngineId> = Vec::new();
     for device in devices {
         let there = awake.iter().filter(|id| shares(id, device)).count();
         let allowed = usize::from(node.device(*device).spec.max_awake.max(1));
         let surplus = (there + 1).saturating_sub(allowed);
         let gone = out.iter().filter(|id| shares(id, device)).count();
-        let more = awake.iter().filter(|id| shares(id, device) && !out.contains(id));
+        let more = awake.iter().filter(|id| shares(id, device) && !out.contains(id) && !spared(**id));
         out.extend(more.take(surplus.saturating_sub(gone)).copied().collect::<Vec<_>>());
     }
     // Where even the last of what those few hold would not make room, more have to go.
     let Some(need) = need(node, to) else { return out };
-    let parked = node.ids().filter(|id| *id != to && node.engine(*id).tier == Tier::Parked);
+    let parked = node.ids().filter(|id| *id != to && node.engine(*id).tier == Tier::Parked && !spared(*id));
     let demoted: Vec<(EngineId, u64)> = parked.map(|id| (id, least(node, id))).collect();
     loop {
         let fallen = out.iter().map(|id| (*id, least(node, *id))).chain(demoted.iter().copied());
         let overrides: Vec<(EngineId, u64)> = fallen.collect();
         let Some((device, _)) = room(node, to, need, &overrides) else { return out };
-        match awake.iter().find(|id| shares(id, &device) && !out.contains(id)) {
+        match awake.iter().find(|id| shares(id, &device) && !out.contains(id) && !spared(**id)) {
             Some(id) => out.push(*id),
             None => return out,
         }
@@ -330,8 +384,9 @@ fn make_room(
         .ids()
         .filter(|id| *id != ask.to && node.engine(*id).tier == Tier::Parked)
         .filter(|id| node.engine(*id).condition == Condition::Settled)
+        .filter(|id| !(ask.spare_pinned && node.engine(*id).spec.turn.pinned))
         .collect();
-    others.sort_by_key(|id| node.engine(*id).awake_since);
+    others.sort_by_key(|id| goes_first(node, *id));
     while let Some((device, missing)) = room(node, ask.to, need, &left) {
         let candidate = others.iter().position(|id| node.engine(*id).spec.devices.contains(&device));
         let Some(victim) = candidate.map(|at| others.remove(at)) else {

@@ -105,7 +105,7 @@ fn reference(a: Tier, b: Tier) -> Node {
 }
 
 fn ask(to: EngineId) -> Ask {
-    Ask { to, strategy: Strategy::Auto, leave: None, drain: DrainPolicy::Wait }
+    Ask { to, strategy: Strategy::Auto, leave: None, drain: DrainPolicy::Wait, spare_pinned: false }
 }
 
 fn says(node: &Node, ask: &Ask) -> String {

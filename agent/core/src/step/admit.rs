@@ -97,8 +97,14 @@ impl Cx<'_> {
 
     /// Begins a command whose devices are free.
     pub(super) fn begin(&mut self, id: OperationId, request: Request, by: By) {
-        if self.node.is_paused() && matches!(by, By::Gateway | By::Cycle) {
+        let mends = matches!(request, Request::Bury(_) | Request::Repair(_) | Request::Stop { .. });
+        if self.node.is_paused() && by != By::Operator && !mends {
             return self.note(Note::Refused { id, refusal: Refusal::Paused });
+        }
+        if let Some(reason) =
+            self.node.journal_lost.clone().filter(|_| by != By::Agent && moves_memory(&request))
+        {
+            return self.note(Note::Refused { id, refusal: Refusal::NoJournal { reason } });
         }
         match self.work(&request, by) {
             Err(No::Nothing(because)) => self.note(Note::NothingToDo { id, request, by, because }),
@@ -154,6 +160,7 @@ impl Cx<'_> {
                     repaired: Vec::new(),
                     relaunched: Vec::new(),
                     attempts: 0,
+                    moved: false,
                     stage: Stage::Forward,
                     failure: None,
                     first_token: None,
@@ -226,11 +233,11 @@ impl Cx<'_> {
             drain,
         };
         match request {
-            Request::Switch { .. } => self.switch(request),
+            Request::Switch { .. } => self.switch(request, by),
             Request::Wake(_) => {
                 self.not_awake_already(id)?;
                 self.one_more_may_be_awake(id)?;
-                let ask = Ask { to: id, strategy: Strategy::Auto, leave: None, drain };
+                let ask = Ask { to: id, strategy: Strategy::Auto, leave: None, drain, spare_pinned: false };
                 let plan = plan::choose(self.node, &ask)?;
                 if !plan.outgoing.is_empty() {
                     return Err(self.no_room_beside(id).into());
@@ -242,6 +249,9 @@ impl Cx<'_> {
                 let tier = tier.unwrap_or(e.spec.rest);
                 if e.tier == tier && e.condition == Condition::Settled {
                     return Err(No::Nothing(format!("{} is at {tier} already", e.spec.name)));
+                }
+                if e.spec.turn.pinned && matches!(by, By::Agent | By::Gateway) {
+                    return Err(plan::pinned(self.node, id, id).into());
                 }
                 self.settled(id, "wait for its repair, or `stop` it")?;
                 plan::may_fall(self.node, id, tier, drain)?;
@@ -278,6 +288,7 @@ impl Cx<'_> {
                 let now = self.now;
                 self.transit(id, "reset by command", |e| {
                     e.crashes.reset();
+                    e.retry = crate::demand::Retry::default();
                     (e.restart_only, e.level2_unsafe, e.cannot_park) = (false, false, false);
                     match e.condition {
                         Condition::Failed(_) if !leftovers => e.condition = Condition::Settled,
@@ -329,9 +340,13 @@ impl Cx<'_> {
         }
     }
 
-    fn switch(&mut self, request: &Request) -> Result<Work, No> {
+    fn switch(&mut self, request: &Request, by: By) -> Result<Work, No> {
         let Some(ask) = Ask::of(self.node, request) else { return Err(No::Nothing("not a switch".into())) };
+        let ask = Ask { spare_pinned: by == By::Gateway, ..ask };
         self.not_awake_already(ask.to)?;
+        if by == By::Gateway && self.node.engine(ask.to).demand.held == 0 {
+            return Err(No::Nothing("no request waits for it".into()));
+        }
         let plan = plan::choose(self.node, &ask)?;
         Ok(Work {
             steps: plan.steps,
@@ -477,6 +492,19 @@ impl Cx<'_> {
             Drift::FoundAsleep | Drift::Stalled | Drift::Unresolved => vec![Step::Kill(id)],
         }
     }
+}
+
+/// Whether a command takes or gives memory while something may be served: what ends or forgives is none of them.
+fn moves_memory(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::Switch { .. }
+            | Request::Wake(_)
+            | Request::Sleep { .. }
+            | Request::Start { .. }
+            | Request::Restart { .. }
+            | Request::Pause { .. }
+    )
 }
 
 fn drain_of(request: &Request) -> Drain {

@@ -1,17 +1,21 @@
 //! What the idle devices do next: the agent's own work, by urgency.
 //!
-//! The dead are swept, what drifted is repaired, the queue goes on, restarts are due, and last an engine that loses
-//! memory is started anew ([`crate::creep`]).
+//! ```text
+//!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is ► restarts ► recycling ► idle ladders
+//! ```
+//!
+//! Nothing of the agent's own accord but sweeping and repairing begins on devices that somebody's request waits for.
+//! Recycling is to start an engine anew that loses memory asleep ([`crate::creep`]).
 
 use super::Cx;
 use crate::creep;
 use crate::event::{By, Drain, Request};
-use crate::ids::EngineId;
+use crate::ids::{DeviceId, EngineId};
 use crate::ledger;
 use crate::state::{Condition, Node, Queued};
 
 impl Cx<'_> {
-    /// Begins whatever is due on devices that are free: sweeping, repairing, the queue, restarts.
+    /// Begins whatever is due on devices that are free.
     pub(super) fn idle_work(&mut self) {
         // Each pass begins at most one operation; one that ends at once frees its devices for the next. The bound only
         // guards against an operation that changes nothing.
@@ -26,7 +30,7 @@ impl Cx<'_> {
     }
 
     fn begin_one(&mut self) {
-        let free = |node: &Node, id: EngineId| node.operation_on(&node.engine(id).spec.devices).is_none();
+        let free = |node: &Node, id: EngineId| node.is_free(&node.engine(id).spec.devices);
         let find =
             |node: &Node, due: &dyn Fn(EngineId) -> bool| node.ids().find(|id| free(node, *id) && due(*id));
         let node = &*self.node;
@@ -40,10 +44,13 @@ impl Cx<'_> {
         if let Some(engine) = adrift.filter(|_| !node.closing) {
             return self.own(Request::Repair(engine));
         }
-        // What the agent wanted to start when it came up waits for the end of maintenance.
-        let waits =
-            |q: &Queued| node.is_paused() && q.by == By::Agent && matches!(q.request, Request::Start { .. });
-        let ready = |q: &Queued| node.operation_on(&node.devices_of(&q.request)).is_none() && !waits(q);
+        let spoken_for = node.spoken_for();
+        let spoken = |devices: &[DeviceId]| devices.iter().any(|d| spoken_for.contains(d));
+        // What the agent wanted to start when it came up waits for the end of maintenance, and for whoever asks.
+        let ready = |q: &Queued| {
+            let devices = node.devices_of(&q.request);
+            node.is_free(&devices) && (q.by != By::Agent || !(node.is_paused() || spoken(&devices)))
+        };
         let next = node.queue.iter().position(ready);
         if let Some(queued) = next.and_then(|at| self.node.queue.remove(at)) {
             return self.begin(queued.id, queued.request, queued.by);
@@ -51,25 +58,39 @@ impl Cx<'_> {
         if self.node.closing || self.node.is_paused() {
             return;
         }
+        if !self.node.cycle && self.next_turn() {
+            return;
+        }
         let node = &*self.node;
         let now = self.now;
-        let due = find(node, &|id| match node.engine(id).condition {
-            Condition::Backoff(at) => at <= now,
-            Condition::NoRoom => {
-                let need = ledger::start_need(node.engine(id));
-                need.is_none_or(|bytes| ledger::shortfall(node, id, bytes).is_none())
-                    && crate::plan::evidence(node, &node.engine(id).spec.devices).is_ok()
-            }
-            _ => false,
+        let due = find(node, &|id| {
+            !node.engine(id).spec.devices.iter().any(|d| spoken_for.contains(d))
+                && match node.engine(id).condition {
+                    Condition::Backoff(at) => at <= now,
+                    Condition::NoRoom => {
+                        let need = ledger::start_need(node.engine(id));
+                        need.is_none_or(|bytes| ledger::shortfall(node, id, bytes).is_none())
+                            && crate::plan::evidence(node, &node.engine(id).spec.devices).is_ok()
+                    }
+                    _ => false,
+                }
         });
         if let Some(engine) = due {
-            let awake = self.node.engine(engine).wanted_awake;
+            let e = self.node.engine(engine);
+            let awake = e.wanted_awake || e.demand.held > 0;
             return self.own(Request::Start { engine, rehearse: None, awake });
         }
-        if let Some(engine) = creep::recycle_now(self.node) {
-            // Whoever was idle must be seen idle again before another try.
-            self.node.engines.iter_mut().for_each(|e| e.watch.idle = 0);
-            self.own(Request::Restart { engine, rehearse: None, drain: Drain::default() });
+        // A cycle has the engines to itself.
+        if self.node.cycle {
+            return;
+        }
+        match creep::recycle_now(self.node) {
+            Some(engine) => {
+                // Whoever was idle must be seen idle again before another try.
+                self.node.engines.iter_mut().for_each(|e| e.watch.idle = 0);
+                self.own(Request::Restart { engine, rehearse: None, drain: Drain::default() });
+            }
+            None => self.next_rung(),
         }
     }
 

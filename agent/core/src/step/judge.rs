@@ -23,6 +23,10 @@ impl Cx<'_> {
         };
         match self.judge(id, &current.step, result) {
             Ok(first_token) => {
+                if let Step::Drain(engine) = current.step {
+                    let took = self.now.since(current.began);
+                    self.node.engine_mut(engine).costs.drain = Some(took);
+                }
                 self.note(Note::StepEnded {
                     id,
                     index: current.index,

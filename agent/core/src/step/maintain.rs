@@ -116,12 +116,12 @@ impl Cx<'_> {
                 }
                 (Condition::Settled | Condition::NoRoom, Tier::Stopped) if !e.process => {
                     let rehearse = e.spec.rehearse;
-                    self.node.engine_mut(engine).wanted_awake = true;
                     steps.push(Step::Launch { engine, rehearse });
                 }
-                (Condition::Backoff(_), _) => self.node.engine_mut(engine).wanted_awake = true,
                 _ => {}
             }
+            // One that crashed, or that crashes on its way, comes back awake as well.
+            self.node.engine_mut(engine).wanted_awake = true;
         }
         Work { steps, incoming: None, outgoing: Vec::new(), strategy: None, order: None, leave: None, drain }
     }

@@ -265,6 +265,8 @@ impl Session {
     }
 }
 
+mod demand;
+
 fn refused() -> StepResult {
     StepResult::Called(CallOutcome::Refused { status: 500, message: "no".into() })
 }
@@ -658,6 +660,25 @@ fn what_could_not_be_measured_stays_unknown() {
     s.answer(StepResult::Measured { used: vec![(GPU, None)], engine: None, host: None }).serving(A);
     let measured = s.node.engine(A).footprints[Tier::Awake as usize];
     assert_eq!(measured, Some(Footprint { device: None, host: None }), "unknown, not 0");
+}
+
+#[test]
+fn without_a_journal_nothing_is_switched_where_the_operator_wants_it_so() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.say(Event::JournalLost(Some("no room left".into())));
+    s.switch(B, None);
+    s.reads(
+        "
+        #1 refused: the journal cannot be written (no room left), and nothing is switched without it (`on_failure`); make room for it, or set `on_failure = \"go_on\"`
+        ",
+    );
+    // What died comes back all the same, and what is to end ends.
+    s.dies(A).ok_to_the_end().later().ok_to_the_end().serving(A);
+    s.command(Request::Stop { engine: B, drain: Drain::default() }).ok_to_the_end();
+    assert_eq!(s.node.engine(B).tier, Tier::Stopped);
+    s.say(Event::JournalLost(None)).forget();
+    s.command(Request::Start { engine: B, rehearse: None, awake: false }).ok_to_the_end();
+    assert_eq!(s.node.engine(B).tier, Tier::Level1);
 }
 
 /// A stranger took the card between a sleep and a wake, and both engines were ended for it. Each one's bytes may be the

@@ -7,11 +7,14 @@
 use super::step;
 use crate::call::{CallOutcome, SleepingAnswer};
 use crate::capability::{Capabilities, Routes, Version};
+use crate::demand::{self, Demand};
 use crate::effect::{StepResult, Ticket};
-use crate::event::{By, Drain, Event, Request, Survey};
+use crate::event::{By, Drain, Event, Request, Survey, Use};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::invariants;
-use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts};
+use crate::spec::{
+    DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Rung, Strategy, Timeouts, Turn,
+};
 use crate::state::Node;
 use crate::tier::Tier;
 use crate::time::Moment;
@@ -34,8 +37,12 @@ fn node(evidence: bool, known: bool, max_awake: u16, drain: DrainPolicy) -> Node
         timeouts: Timeouts::default(),
         stop_grace: Duration::from_secs(5),
         backoff: crate::backoff::BackoffPolicy::default(),
-        turn: crate::spec::Turn::default(),
-        ladder: Vec::new(),
+        turn: Turn { pinned: at == 1, max_wait: Duration::from_secs(20), ..Turn::default() },
+        ladder: vec![
+            Rung { after: Duration::from_secs(30), tier: Tier::Parked },
+            Rung { after: Duration::from_secs(90), tier: Tier::Level2 },
+            Rung { after: Duration::from_secs(200), tier: Tier::Stopped },
+        ],
         recycle: crate::creep::Recycle { creep: Some(1), sleeps: Some(2) },
     };
     let device = |at: u16| DeviceSpec {
@@ -104,6 +111,8 @@ fn request() -> impl Strategy_<Value = Request> {
         1 => engine().prop_map(Request::Reset),
         1 => engine().prop_map(Request::Bury),
         1 => engine().prop_map(Request::Repair),
+        1 => (prop::option::of(tier()), drain()).prop_map(|(tier, drain)| Request::Pause { tier, drain }),
+        1 => Just(Request::Resume),
     ]
 }
 
@@ -161,7 +170,7 @@ fn result() -> impl Strategy_<Value = StepResult> {
 /// An event; a reply goes to the ticket so far back from the next one.
 fn event() -> impl Strategy_<Value = (Event, u64)> {
     let at = 0u64..100;
-    let by = prop_oneof![4 => Just(By::Operator), 1 => Just(By::Cycle), 1 => Just(By::Agent)];
+    let by = prop_oneof![4 => Just(By::Operator), 1 => Just(By::Cycle), 1 => Just(By::Agent), 1 => Just(By::Gateway)];
     let numbers = || prop_oneof![4 => 0u64..6, 1 => Just(u64::MAX)];
     let survey =
         (sleeping(), prop::option::of(0u64..3), prop::option::of(0u64..3), prop::option::of(bytes()))
@@ -184,7 +193,18 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
             .prop_map(|(device, capacity, used)| Event::DeviceRead { device, capacity, used }),
         1 => device().prop_map(|device| Event::DeviceLost { device, reason: String::new() }),
         4 => Just(Event::Tick),
+        5 => (engine(), 0u32..3, prop::option::of(0u64..2_000)).prop_map(|(engine, held, oldest)| {
+            let oldest = oldest.map(|secs| Moment(1) + Duration::from_secs(secs));
+            Event::Demand { engine, demand: Demand { held, oldest } }
+        }),
+        3 => (engine(), 0u32..2, prop_oneof![(0u64..2_000).prop_map(|s| Moment(s * 1_000_000_000)), Just(Moment(u64::MAX))])
+            .prop_map(|(engine, in_flight, at)| Event::Used { engine, in_flight, at }),
+        2 => prop::collection::vec((engine(), 0u32..3, any::<u64>().prop_map(Moment)), 0..3).prop_map(|uses| {
+            let one = |(engine, in_flight, at)| Use { engine, in_flight, at };
+            Event::Uses(uses.into_iter().map(one).collect())
+        }),
         1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake }),
+        1 => any::<bool>().prop_map(|runs| Event::Cycle { runs }),
     ];
     (event, at)
 }
@@ -218,6 +238,11 @@ proptest! {
                 prop_assert_eq!(ended, !node.operations.iter().any(|op| op.id == id));
             }
             prop_assert_eq!(invariants::check(&node), Ok(()));
+            // What has just been done is not wanted again at once, and every question has an answer.
+            prop_assert!(node.next_deadline(now).is_none_or(|at| at > now));
+            for id in node.ids() {
+                let _ = demand::eta(&node, id, now);
+            }
             if at == close_at {
                 step(&mut node, Event::Close, now);
             }

@@ -5,7 +5,7 @@
 
 use super::errors::{self, ENGINE_DEAD};
 use super::link::Generation;
-use super::openai::{self, Face, Wanted};
+use super::openai::{self, Choice, Face, Wanted};
 use super::sse::TokenStream;
 use super::state::{LoadGuard, Shared};
 use crate::ipc::Finish;
@@ -34,7 +34,7 @@ async fn serve(shared: Shared, face: Face, headers: &HeaderMap, body: &[u8]) -> 
         Err(response) => return *response,
     };
     let id = request_id(&shared, face, headers);
-    let Some(mut generations) = generate(&shared, &wanted, &id) else {
+    let Some(mut generations) = generate(&shared, face, &wanted, &id) else {
         return errors::openai(StatusCode::INTERNAL_SERVER_ERROR, ENGINE_DEAD, None);
     };
     let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -63,12 +63,16 @@ pub(crate) fn request_id(shared: &Shared, face: Face, headers: &HeaderMap) -> St
 }
 
 /// Hands every choice to the engine core; `None` when there is none.
-pub(crate) fn generate(shared: &Shared, wanted: &Wanted, id: &str) -> Option<Vec<Generation>> {
-    wanted
-        .choices
-        .iter()
-        .map(|choice| shared.link.add(|core_id| wanted.to_core(*choice, core_id), id))
-        .collect()
+///
+/// The engine knows a completion by its id and the prompt's number, `cmpl-…-0`, so that `/abort_requests` with the id
+/// that the client has been told aborts nothing; a chat it knows by its id [run].
+pub(crate) fn generate(shared: &Shared, face: Face, wanted: &Wanted, id: &str) -> Option<Vec<Generation>> {
+    let known = |choice: &Choice| match face {
+        Face::Completion => format!("{id}-{}", choice.prompt),
+        Face::Chat => id.to_owned(),
+    };
+    let add = |choice: &Choice| shared.link.add(|core_id| wanted.to_core(*choice, core_id), &known(choice));
+    wanted.choices.iter().map(add).collect()
 }
 
 /// One choice as it grows.

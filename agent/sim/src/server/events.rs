@@ -32,7 +32,7 @@ impl Chat {
     ) -> Result<Self, Box<Response>> {
         let wanted = openai::check(shared, Face::Chat, body)?;
         let dead = || errors::openai(StatusCode::INTERNAL_SERVER_ERROR, errors::ENGINE_DEAD, None);
-        let generations = super::completions::generate(shared, &wanted, id);
+        let generations = super::completions::generate(shared, Face::Chat, &wanted, id);
         let generation = generations.and_then(|all| all.into_iter().next()).ok_or_else(dead)?;
         Ok(Chat { wanted, generation, id: id.to_owned(), load })
     }

@@ -56,6 +56,8 @@ pub(crate) struct Message {
 /// One answer that a request asks for: a prompt, or one of several answers to it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Choice {
+    /// Which prompt of the request.
+    pub(crate) prompt: usize,
     prompt_tokens: u32,
     prompt_hash: u64,
     chain: u64,
@@ -205,7 +207,7 @@ pub(crate) fn check(shared: &Shared, face: Face, body: &Body) -> Result<Wanted, 
     let longest = prompts.iter().map(|p| p.tokens).max().unwrap_or(0);
     let max_tokens = max_tokens(settings.max_model_len, longest, body, face)?;
     let mut choices = Vec::new();
-    for prompt in &prompts {
+    for (at, prompt) in prompts.iter().enumerate() {
         let prompt_hash = hash_text(&prompt.text);
         for index in 0..u64::try_from(body.n.unwrap_or(1)).unwrap_or(1) {
             // vLLM's default temperature is 1: without a seed no two answers are alike.
@@ -214,7 +216,7 @@ pub(crate) fn check(shared: &Shared, face: Face, body: &Body) -> Result<Wanted, 
                 (false, Some(seed)) => mix(prompt_hash, seed.cast_unsigned().wrapping_add(index)),
                 (false, None) => mix(prompt_hash, mix(shared.nonce ^ crate::clock::now_ns(), index)),
             };
-            choices.push(Choice { prompt_tokens: prompt.tokens, prompt_hash, chain });
+            choices.push(Choice { prompt: at, prompt_tokens: prompt.tokens, prompt_hash, chain });
         }
     }
     Ok(Wanted {

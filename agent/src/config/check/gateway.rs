@@ -5,13 +5,19 @@ use std::net::SocketAddr;
 use std::ops::Range;
 use std::time::Duration;
 
+use hotbunk_core::fairness::{self, Contender};
+use hotbunk_core::plan;
+use hotbunk_core::spec::EngineSpec;
+use hotbunk_core::state as core;
 use hyper::header::HeaderName;
 
 use super::{Checking, check_short_name, duplicates, required};
 use crate::config::checked::{Config, Engine, MIB};
 use crate::config::gateway::{DEFAULT_TENANT, Gateway, Limits, Tenant};
-use crate::config::raw::{RawConfig, RawGateway, RawTenant};
-use crate::config::reader::{Field, Located, Size, list, nearest};
+use crate::config::raw::{RawConfig, RawEngine, RawGateway, RawTenant};
+use crate::config::reader::{Field, Located, Size, list as words, nearest};
+use crate::config::units;
+use crate::switcher::spec;
 
 /// Rates beyond this are no limits.
 const FASTEST: f64 = 1_000_000.0;
@@ -125,7 +131,7 @@ impl Checking<'_> {
             let span = here.clone().or(theirs).unwrap_or(0..0);
             self.problems
                 .error("duplicate_port", &span, "gateway.listen", message)
-                .help("give the engine another port, as 8101, or set `listen` in [gateway]");
+                .help("set `listen` in [gateway] to another port, or give the engine one");
         }
         let metrics = raw.node.get().and_then(|node| node.metrics_listen.located());
         let metrics_port =
@@ -320,7 +326,7 @@ impl Checking<'_> {
                 let ids = || engines.iter().flat_map(Engine::model_ids);
                 let help = match nearest(&name.value, ids()) {
                     Some(meant) => format!("did you mean \"{meant}\"?"),
-                    None => format!("the models are {}", list(ids())),
+                    None => format!("the models are {}", words(ids())),
                 };
                 let message = format!("no engine serves the model \"{}\"", name.value);
                 self.problems.error("unknown_model", &name.span, format!("{path}.name"), message).help(help);
@@ -383,6 +389,45 @@ impl Checking<'_> {
         }
     }
 
+    /// Bounds that somebody has written and that cannot all be met, whatever happens: by the planner's estimates, since
+    /// nothing has been measured yet. (What is taken by default is no promise.)
+    pub(super) fn bounds(&mut self, raw: &RawConfig, config: &Config) {
+        let list = || raw.engine.get().into_iter().flatten().map(|raw| &raw.value);
+        let residency = list().find_map(|raw| raw.min_residency.located());
+        let speed = config.simulated.as_ref().map_or(1.0, |s| s.speed).max(f64::MIN_POSITIVE);
+        let specs = spec::engines(config, |_| None);
+        let contender = |(spec, raw): (EngineSpec, &RawEngine)| {
+            let mut turn = spec.turn;
+            if raw.max_wait.is_absent() && residency.is_none() {
+                turn.max_wait = Duration::MAX;
+            }
+            let engine = core::Engine::new(spec);
+            let switch = plan::leave_cost(&engine, engine.spec.rest).div_f64(speed);
+            Contender { name: engine.spec.name, devices: engine.spec.devices, turn, switch }
+        };
+        let contenders: Vec<Contender> = specs.into_iter().zip(list()).map(contender).collect();
+        let max_awake: Vec<u16> = config.devices.iter().map(|device| device.max_awake).collect();
+        let Err(infeasible) = fairness::feasible(&contenders, &max_awake) else { return };
+        let Some(at) = config.engine_index(&infeasible.engine) else { return };
+        let own = list().nth(at).and_then(|raw| raw.max_wait.located());
+        let Some(span) = own.or(residency).map(|written| written.span.clone()) else { return };
+        let short = |d: Duration| {
+            units::format_duration(Duration::from_millis(u64::try_from(d.as_millis()).unwrap_or(u64::MAX)))
+        };
+        let message = format!(
+            "{}'s requests cannot all be served within {}: {} may go first, which takes {}, and then its own switch {}",
+            infeasible.engine,
+            short(infeasible.max_wait),
+            words(infeasible.others.iter().map(String::as_str)),
+            short(infeasible.theirs),
+            short(infeasible.own),
+        );
+        let least = short(Duration::from_secs(infeasible.least.as_secs() + 1));
+        self.problems
+            .error("infeasible", &span, format!("engine[{at}].max_wait"), message)
+            .help(format!("set `max_wait` to at least \"{least}\", or shorten the others' `min_residency`"));
+    }
+
     /// Pinned engines must have room beside each other, and whoever has none beside them is never served.
     fn pinned(&mut self, config: &Config, at: usize, name: &str, written: &Located<bool>) {
         for &index in &config.engines[at].devices {
@@ -405,7 +450,7 @@ impl Checking<'_> {
                     .collect();
                 let message = format!(
                     "while {name} is awake no request can wake {} on {}",
-                    list(others.into_iter()),
+                    words(others.into_iter()),
                     device.name
                 );
                 self.problems

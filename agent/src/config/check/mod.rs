@@ -64,6 +64,9 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
     checking.graces(raw, &config);
     checking.awake_at_start(raw, &config);
     checking.turns(raw, &config);
+    if !checking.problems.has_errors() {
+        checking.bounds(raw, &config);
+    }
     memory::check(&mut checking, raw, &config);
     (!config.engines.is_empty()).then_some(config)
 }

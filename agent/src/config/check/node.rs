@@ -5,7 +5,9 @@ use std::ops::Range;
 use std::time::Duration;
 
 use super::Checking;
-use crate::config::checked::{Config, Engine, GIB, Journal, LogFormat, MIB, Node, OnStop, Sampling};
+use crate::config::checked::{
+    Config, Engine, GIB, Journal, LogFormat, MIB, Node, OnFailure, OnStop, Sampling,
+};
 use crate::config::raw::{RawConfig, RawJournal, RawNode};
 use crate::config::reader::Field;
 use crate::config::units;
@@ -159,6 +161,7 @@ impl Checking<'_> {
                 minute,
             ),
             max_bytes,
+            on_failure: raw.on_failure.or(OnFailure::GoOn),
         }
     }
 }

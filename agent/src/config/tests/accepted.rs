@@ -246,3 +246,59 @@ fn known_bad_options_are_judged_by_the_release_where_it_is_known() {
     assert!(warned(&named, Some(15))[0].1.contains("quantised"));
     assert_eq!(warned(&named, Some(16)), []);
 }
+
+#[test]
+fn a_gateway_needs_no_word_and_takes_many() {
+    let (config, _) = check(SOUND).unwrap();
+    assert_eq!(config.gateway, crate::config::Gateway::default());
+    let text = format!(
+        r#"{SOUND}
+[gateway]
+listen = "[::1]:0"
+hold_deadline = "5s"
+tenant_header = "X-Team"
+
+[[tenant]]
+name = "red"
+key_sha256 = "{}"
+max_in_flight = 4
+requests_per_second = 2.5
+burst = 10
+model = [{{ name = "b", requests_per_second = 1 }}]
+
+[[tenant]]
+name = "default"
+max_queued = 0
+"#,
+        "Ab".repeat(32)
+    );
+    let (config, warnings) = check(&text).unwrap();
+    assert!(warnings.is_empty(), "{warnings}");
+    let gateway = &config.gateway;
+    assert!(gateway.require_key, "somebody has a key");
+    assert_eq!(gateway.listen, Some("[::1]:0".parse().unwrap()));
+    assert_eq!(gateway.tenants[0].keys, [[0xab; 32]]);
+    assert_eq!((gateway.tenants[0].header.as_str(), gateway.tenants[0].weight), ("red", 1));
+    let limits = &gateway.tenants[0].limits;
+    assert_eq!((limits[0].burst, limits[0].requests_per_second), (Some(10), Some(2.5)));
+    assert_eq!((limits[1].burst, limits[1].requests_per_second), (None, Some(1.0)), "a rate of its own");
+    assert_eq!(limits[1].max_in_flight, Some(4), "what is not said is as elsewhere");
+    assert_eq!(gateway.tenants[1].limits[0].max_queued, Some(0));
+}
+
+#[test]
+fn turns_and_ladders_reach_the_core() {
+    let (config, warnings) = check(&with(
+        "port = 8101\n",
+        "port = 8101\nmin_residency = \"5s\"\nmax_wait = \"2m\"\nweight = 3\nmax_in_flight = 16\n\
+         idle = [{ after = \"30s\", tier = \"parked\" }, { after = \"1d\", tier = \"stopped\" }]\n",
+    ))
+    .unwrap();
+    assert!(warnings.is_empty(), "{warnings}");
+    let spec = &crate::switcher::spec::engines(&config, |_| None)[0];
+    let turn = spec.turn;
+    assert_eq!((turn.min_residency, turn.max_wait), (Duration::from_secs(5), Duration::from_secs(120)));
+    assert_eq!((turn.weight, turn.pinned, config.engines[0].max_in_flight), (3, false, Some(16)));
+    let rungs: Vec<(u64, Tier)> = spec.ladder.iter().map(|rung| (rung.after.as_secs(), rung.tier)).collect();
+    assert_eq!(rungs, [(30, Tier::Parked), (86_400, Tier::Stopped)]);
+}

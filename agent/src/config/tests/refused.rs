@@ -343,6 +343,9 @@ fn containers_that_nobody_could_end_or_find() {
         r#"command = ["vllm", "serve", "a", "--host", "127.0.0.1", "--port", "8101", "--enable-sleep-mode"]"#;
     let docker = |flags: &str, table: &str| {
         let image = r#""vllm/vllm-openai:v0.31.0", "a", "--host", "127.0.0.1", "--port", "8101", "--enable-sleep-mode""#;
+        // What is published must be reached from outside the container.
+        let image =
+            image.replacen("127.0.0.1", if flags.contains("-p") { "0.0.0.0" } else { "127.0.0.1" }, 1);
         let by = format!(
             "command = [\"docker\", \"run\", {flags}, \"-e\", \"VLLM_SERVER_DEV_MODE=1\", {image}]\n{table}"
         );
@@ -365,4 +368,71 @@ fn containers_that_nobody_could_end_or_find() {
     .map(|text| format!("{}\n-----\n", rendered(text)))
     .collect();
     snapshot!(text);
+}
+
+#[test]
+fn turns_that_cannot_be_taken() {
+    let turns = |of_a: &str| with("port = 8101\n", &format!("port = 8101\n{of_a}"));
+    snapshot!(rendered(&turns(
+        r#"weight = 0
+max_in_flight = 0
+max_wait = "1ms"
+pinned = true
+idle = [{ after = "5m", tier = "level1" }, { after = "30s", tier = "parkd" }, { after = "30s", tier = "parked" }, { tier = "awake" }]
+"#
+    )));
+}
+
+#[test]
+fn bounds_that_cannot_all_be_met() {
+    snapshot!(rendered(&with(
+        "port = 8101\n",
+        "port = 8101\nmax_wait = \"2s\"\nweights = \"8GiB\"\nkv_cache = \"2GiB\"\n"
+    )));
+}
+
+#[test]
+fn gateways_and_tenants() {
+    let digest = "0".repeat(64);
+    snapshot!(rendered(&format!(
+        r#"{SOUND}
+[gateway]
+listen = "127.0.0.1:8101"
+max_body = "1B"
+hold_bytes = "8MiB"
+threads = 0
+tenant_heder = "X"
+tenant_header = "not a header"
+
+[[tenant]]
+name = "red"
+key_sha256 = ["{digest}", "sk-secret"]
+weight = 2000
+requests_per_second = 0
+burst = 4
+
+[[tenant]]
+name = "red"
+key_sha256 = "{digest}"
+max_in_flight = 0
+model = [{{ name = "aa", tokens_per_minute = 7 }}]
+
+[[tenant]]
+name = "default"
+header = "me"
+burst = 4
+"#
+    )));
+}
+
+#[test]
+fn tenants_that_nobody_can_be() {
+    snapshot!(rendered(&format!(
+        "{SOUND}\n[gateway]\nrequire_key = true\n\n[[tenant]]\nname = \"red\"\nheader = \"r\"\n"
+    )));
+    snapshot!(rendered(&format!("{SOUND}\n[gateway]\nrequire_key = true\n")));
+    snapshot!(rendered(&format!(
+        "{}\n[gateway]\nlisten = \"none\"\n",
+        SOUND.replacen("port = 8101\n", "port = 8101\nidle = [{ after = \"30s\", tier = \"parked\" }]\n", 1)
+    )));
 }

@@ -102,11 +102,14 @@ impl Backend for Agent {
                 config_path: None,
                 simulated: None,
                 host: HostStatus { total_bytes: None, available_bytes: None, reserved_bytes: None },
+                journal_trouble: None,
             },
             devices: Vec::new(),
             engines: Vec::new(),
             operation: None,
             queue: Vec::new(),
+            gateway: None,
+            maintenance: None,
             cycle: None,
         })
     }

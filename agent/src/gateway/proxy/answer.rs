@@ -226,7 +226,7 @@ mod tests {
         let response =
             Failure::from(Refusal::WouldSwitch { state: "parked".into() }).answer(Face::OpenAi, &id());
         assert_eq!(
-            (response.status().as_u16(), &*response.headers()["x-should-retry"].to_str().unwrap()),
+            (response.status().as_u16(), response.headers()["x-should-retry"].to_str().unwrap()),
             (409, "false")
         );
         let response = Failure::bad(StatusCode::BAD_REQUEST, "c", "m").answer(Face::Messages, &id());

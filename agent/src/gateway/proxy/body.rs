@@ -74,8 +74,9 @@ pub(super) async fn read(mut body: Incoming, limit: u64) -> Result<Bytes, Error>
     }
 }
 
-/// Reads on and keeps nothing, for a while.
-async fn discard(mut body: Incoming, most: u64) {
+/// Reads on and keeps nothing, for a while: a connection that is closed on a client that still writes is reset, and the
+/// answer is lost with it.
+pub(super) async fn discard(mut body: Incoming, most: u64) {
     let mut got = 0;
     let end = Instant::now() + LEFTOVERS;
     while got < most {

@@ -134,10 +134,15 @@ impl Job {
         match sent {
             Ok(Ok((response, connection))) => Ok(Answered { response, connection, leased }),
             Ok(Err(error)) => {
+                lease.settle(0);
                 tracing::warn!(engine = lease.engine().0, error = crate::effects::chain(&error), "no answer");
                 Err(Cut::Failed(Failure::ours("engine_gone", format!("{error}; send the request again"), 1)))
             }
-            Err(why) => Err(Cut::Aborted(why)),
+            Err(why) => {
+                // What is sent again is charged again.
+                lease.settle(0);
+                Err(Cut::Aborted(why))
+            }
         }
     }
 

@@ -131,6 +131,10 @@ impl Passing {
     pub(super) fn new(answered: Answered, job: &Job) -> (hyper::http::response::Parts, Self) {
         let Answered { response, connection, leased } = answered;
         let counts = job.target.inference && response.status().is_success();
+        if !response.status().is_success() {
+            // An engine that says no has not worked.
+            leased.lease.settle(0);
+        }
         let (head, incoming) = response.into_parts();
         let passing = Passing {
             read: VecDeque::new(),
@@ -197,8 +201,12 @@ impl Collected {
         let mut length = 0;
         loop {
             let frame = match leased.during(incoming.frame()).await {
-                Err(why) => return Err(Cut::Aborted(why)),
+                Err(why) => {
+                    leased.lease.settle(0);
+                    return Err(Cut::Aborted(why));
+                }
                 Ok(Some(Err(error))) => {
+                    leased.lease.settle(0);
                     tracing::warn!(engine = leased.lease.engine().0, %error, "an answer broke off");
                     let message =
                         "the engine closed the connection before its answer's end; send the request again";

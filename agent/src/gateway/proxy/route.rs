@@ -40,6 +40,10 @@ const OPERATORS: [&str; 2] = ["/v1/load_lora_adapter", "/v1/unload_lora_adapter"
 /// front end alone. They are no reason to switch, and no use of the engine.
 const PREPARATIONS: [&str; 5] = ["tokenize", "detokenize", "count_tokens", "render", "derender"];
 
+/// Last segments of routes that answer with numbers, all at once, whatever `stream` says.
+const NUMBERS: [&str; 8] =
+    ["embeddings", "embed", "score", "rerank", "pooling", "classify", "generative_scoring", "batch"];
+
 /// In which API's words the client is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Face {
@@ -58,6 +62,8 @@ pub(super) struct Target {
     pub face: Face,
     /// Whether it makes the model work: only that may cause a switch and counts as use.
     pub inference: bool,
+    /// Whether its answer may be a stream.
+    pub streams: bool,
 }
 
 /// Where a request goes.
@@ -130,7 +136,8 @@ fn target(path: &str) -> Target {
         _ => Face::OpenAi,
     };
     let last = path.rsplit('/').next().unwrap_or_default();
-    Target { face, inference: !PREPARATIONS.contains(&last) }
+    let inference = !PREPARATIONS.contains(&last);
+    Target { face, inference, streams: inference && !NUMBERS.contains(&last) }
 }
 
 /// Whether every router would read this path in the same way.
@@ -194,11 +201,14 @@ mod tests {
             Route::Forward(target) => target,
             other => panic!("{path}: {other:?}"),
         };
-        assert_eq!(of("/v1/messages/count_tokens"), Target { face: Face::Messages, inference: false });
-        assert_eq!(of("/v1/responses/render"), Target { face: Face::OpenAi, inference: false });
-        assert_eq!(of("/v1/messages"), Target { face: Face::Messages, inference: true });
-        assert_eq!(of("/v1/responses"), Target { face: Face::Responses, inference: true });
-        assert!(!of("/tokenize").inference && of("/v1/embeddings").inference);
+        let target = |face, inference, streams| Target { face, inference, streams };
+        assert_eq!(of("/v1/messages/count_tokens"), target(Face::Messages, false, false));
+        assert_eq!(of("/v1/responses/render"), target(Face::OpenAi, false, false));
+        assert_eq!(of("/v1/messages"), target(Face::Messages, true, true));
+        assert_eq!(of("/v1/responses"), target(Face::Responses, true, true));
+        assert_eq!(of("/v1/chat/completions"), target(Face::OpenAi, true, true));
+        assert_eq!(of("/v1/embeddings"), target(Face::OpenAi, true, false));
+        assert_eq!(of("/tokenize"), target(Face::OpenAi, false, false));
     }
 
     #[test]

@@ -30,6 +30,8 @@ use tokio::time::{Instant, sleep_until};
 
 /// A body that is larger is looked into on another thread, so that this one's other requests go on. Bytes.
 const LARGE: usize = 1 << 20;
+/// So much is read of a body that nobody wants, so that its sender hears why. Bytes.
+const UNHEARD: u64 = 1 << 20;
 
 /// Answers a request.
 pub(super) async fn serve(core: Rc<Core>, request: Request<Incoming>) -> Response<Reply> {
@@ -38,6 +40,7 @@ pub(super) async fn serve(core: Rc<Core>, request: Request<Incoming>) -> Respons
         Route::Forward(target) => target,
         other => {
             let id = head::to_engine(&mut parts.headers, &core.ids);
+            body::discard(incoming, UNHEARD).await;
             return own(&core, other, parts.uri.path(), &id).map(Reply::from);
         }
     };
@@ -95,11 +98,21 @@ async fn forward(core: Rc<Core>, target: Target, mut parts: Parts, incoming: Inc
     let no_switch = parts.headers.get(head::NO_SWITCH).is_some_and(|v| v.to_str().is_ok_and(peek::is_yes));
     let id = head::to_engine(&mut parts.headers, &core.ids);
     let failed = |failure: Failure| (failure, id.clone());
-    let tenant = tenant.map_err(|refusal| failed(refusal.into()))?;
-    if parts.headers.get(CONTENT_ENCODING).is_some_and(|v| v != "identity") {
-        let message = "compressed bodies are not supported: engines do not read them; send it as it is";
-        return Err(failed(Failure::bad(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding", message)));
-    }
+    let readable = match tenant {
+        Err(refusal) => Err(refusal.into()),
+        Ok(_) if parts.headers.get(CONTENT_ENCODING).is_some_and(|v| v != "identity") => {
+            let message = "compressed bodies are not supported: engines do not read them; send it as it is";
+            Err(Failure::bad(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding", message))
+        }
+        Ok(tenant) => Ok(tenant),
+    };
+    let tenant = match readable {
+        Ok(tenant) => tenant,
+        Err(failure) => {
+            body::discard(incoming, UNHEARD).await;
+            return Err(failed(failure));
+        }
+    };
     let body = body::read(incoming, core.settings.max_body).await.map_err(|e| failed(e.into()))?;
     let asked = look(&core, target, no_switch, &parts, body.clone()).await.map_err(failed)?;
     let head = Head { method: Method::POST, uri: origin(parts.uri), headers: parts.headers };
@@ -131,9 +144,8 @@ async fn look(
     body: Bytes,
 ) -> Result<Asked, Failure> {
     let content_type = parts.headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
-    let no_switch = no_switch || !target.inference;
     if body.len() <= LARGE {
-        return asked(core, &peek_into(content_type, &body)?, &body, no_switch);
+        return asked(core, target, &peek_into(content_type, &body)?, &body, no_switch);
     }
     let content_type = content_type.to_owned();
     let text = body.clone();
@@ -143,7 +155,7 @@ async fn look(
         Ok(Peek { model: seen.model.into_owned().into(), ..seen })
     });
     let seen = seen.await.map_err(|_| Failure::ours("internal", "the body could not be read", 1))?;
-    asked(core, &seen?, &body, no_switch)
+    asked(core, target, &seen?, &body, no_switch)
 }
 
 fn peek_into<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, Failure> {
@@ -153,14 +165,20 @@ fn peek_into<'a>(content_type: &str, body: &'a [u8]) -> Result<Peek<'a>, Failure
     Ok(peek::peek(body)?)
 }
 
-fn asked(core: &Core, seen: &Peek<'_>, body: &[u8], no_switch: bool) -> Result<Asked, Failure> {
+fn asked(
+    core: &Core,
+    target: Target,
+    seen: &Peek<'_>,
+    body: &[u8],
+    no_switch: bool,
+) -> Result<Asked, Failure> {
     let engine = core.hub.resolve(&seen.model).ok_or_else(|| models::unknown(&core.hub, &seen.model))?;
     let ask = Ask {
         engine,
-        stream: seen.stream,
+        stream: seen.stream && target.streams,
         body_bytes: body.len() as u64,
         tokens_estimate: seen.prompt_tokens.saturating_add(seen.answer_tokens),
-        no_switch,
+        no_switch: no_switch || !target.inference,
     };
     Ok(Asked { ask, prompt_tokens: seen.prompt_tokens })
 }
@@ -267,6 +285,7 @@ async fn answer(job: Box<Job>, answered: Answered, again: bool) -> Result<Respon
         Ok(Collected::Whole { head, body, leased }) => {
             let mut watch = Watch::new(job.face());
             if watch.look_at_answer(&body) {
+                leased.lease.settle(0);
                 return Err((job, Cut::Aborted(Aborted::Drain)));
             }
             if let Some(tokens) = watch.usage() {

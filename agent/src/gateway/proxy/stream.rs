@@ -226,6 +226,11 @@ impl Stream {
 
     /// It was ended from outside: it is sent once more if nothing of an answer has gone out.
     fn aborted(&mut self, why: Aborted) {
+        if let Phase::Live(live) = &self.phase {
+            // What is sent again is charged again.
+            let cost = if self.job.is_some() { 0 } else { live.watch.tokens(live.prompt_tokens) };
+            live.leased.lease.settle(cost);
+        }
         let job = self.job.as_ref().filter(|_| self.again && why == Aborted::Drain);
         let Some(admit) = job.map(|job| job.admit()) else {
             self.fail(&ended(why));

@@ -254,3 +254,43 @@ fn nothing_leaks_under_a_crowd() {
     desk.close(A);
     assert!(now(hub.drained(A)).is_some());
 }
+
+/// Nobody may ever ask for its model again, and still a frozen request has to go on.
+#[tokio::test]
+async fn frozen_requests_are_demand_until_they_go_on_or_go() {
+    let mut desk = Desk::new("", "");
+    let freeze = |desk: &mut Desk| {
+        let engine = desk.node.engine_mut(A);
+        (engine.admission, engine.frozen, engine.tier) = (false, true, Tier::Parked);
+        desk.apply();
+    };
+    for goes_on in [true, false] {
+        desk.serve(A);
+        let lease = go(desk.hub.admit(&desk.anybody(), ask(A)));
+        desk.close(A);
+        assert_eq!(desk.told(), [], "what is drained is no demand");
+        freeze(&mut desk);
+        let told = desk.told();
+        let wanted = |d: &Demand| d.held == 1 && d.oldest.is_some();
+        assert!(matches!(&told[..], [Event::Demand { engine: A, demand }] if wanted(demand)), "{told:?}");
+        desk.apply();
+        assert_eq!(desk.told(), [], "once");
+        if goes_on {
+            desk.node.engine_mut(A).frozen = false;
+            desk.serve(A);
+            drop(lease);
+        } else {
+            drop(lease);
+        }
+        let told = desk.told();
+        assert!(
+            matches!(&told[..], [Event::Demand { engine: A, demand }] if *demand == Demand::default()),
+            "{told:?}"
+        );
+        desk.node.engine_mut(A).frozen = false;
+    }
+    desk.serve(A);
+    desk.close(A);
+    freeze(&mut desk);
+    assert_eq!(desk.told(), [], "nobody is frozen where nobody ran");
+}

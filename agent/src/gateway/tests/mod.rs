@@ -1,7 +1,7 @@
 //! The gate under loom; the hub as the proxy and the switcher use it.
 
 mod admission;
-mod gate;
+mod interleaved;
 mod tenants;
 
 use super::{Admit, Ask, Hub, Lease, Link, Refusal, Tenant};

@@ -71,7 +71,8 @@ async fn a_held_stream_begins_with_comments_and_goes_on_with_the_engines_events(
     assert_eq!(answer.headers()["content-type"], "text/event-stream; charset=utf-8");
     assert_eq!(answer.headers()["x-hotbunk-queue-position"], "1");
     let mut events = Events::of(answer);
-    events.until(": hotbunk waiting position=1\n\n: hotbunk waiting position=1\n\n").await;
+    events.until(": hotbunk waiting position=1").await;
+    events.until("\n\n: hotbunk waiting position=1").await;
     desk.serve(B);
     let mut call = desk.b.call().await;
     call.begin_stream().await;

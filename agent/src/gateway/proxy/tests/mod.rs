@@ -266,7 +266,9 @@ impl Events {
 
     /// Reads until the text has this in it.
     async fn until(&mut self, wanted: &str) {
+        let end = Instant::now() + PATIENCE;
         while !self.text.contains(wanted) {
+            assert!(Instant::now() < end, "no {wanted} in {:?}", self.text);
             let chunk = patient(wanted, self.response.chunk()).await.unwrap();
             let chunk = chunk.unwrap_or_else(|| panic!("no {wanted} in {:?}", self.text));
             self.text.push_str(std::str::from_utf8(&chunk).unwrap());

@@ -11,6 +11,7 @@ mod sync {
     pub(super) use loom::sync::atomic::{AtomicU64, Ordering};
 }
 
+#[expect(clippy::duplicate_mod, reason = "the same source on other atomics is the point")]
 #[path = "../gate.rs"]
 mod gate;
 

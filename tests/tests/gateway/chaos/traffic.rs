@@ -1,0 +1,169 @@
+//! Clients that ask both models all the time, and hold still when they are told to.
+
+use crate::door::{Door, Ended, HangUp, Report, Wanted};
+use crate::draw::{Draw, say};
+use hotbunk_tests::until;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+const CLIENTS: usize = 6;
+
+/// What was asked and what came of it.
+pub(crate) type Asked = (Wanted, Report);
+
+/// What the clients share.
+#[derive(Debug)]
+struct Shared {
+    door: Door,
+    active: AtomicUsize,
+    done: AtomicUsize,
+    reports: Mutex<Vec<Asked>>,
+    /// When nobody listened: the agent was being replaced.
+    away: Mutex<Vec<(Instant, Option<Instant>)>>,
+}
+
+/// The clients.
+#[derive(Debug)]
+pub(crate) struct Traffic {
+    shared: Arc<Shared>,
+    moving: watch::Sender<bool>,
+    clients: Vec<JoinHandle<()>>,
+}
+
+impl Traffic {
+    pub(crate) fn begin(door: &Door, seed: u64) -> Self {
+        let shared = Arc::new(Shared {
+            door: door.clone(),
+            active: AtomicUsize::new(0),
+            done: AtomicUsize::new(0),
+            reports: Mutex::default(),
+            away: Mutex::default(),
+        });
+        let (moving, watched) = watch::channel(true);
+        let client = |number| tokio::spawn(client(Arc::clone(&shared), watched.clone(), seed, number));
+        let clients = (0..CLIENTS).map(client).collect();
+        Traffic { shared, moving, clients }
+    }
+
+    /// Waits until so many more requests have ended.
+    pub(crate) async fn pass(&self, requests: usize) {
+        let until_count = self.shared.done.load(Ordering::SeqCst) + requests;
+        until("requests to end", async || self.shared.done.load(Ordering::SeqCst) >= until_count).await;
+    }
+
+    /// No new request; returns when the last one has ended.
+    pub(crate) async fn hold_still(&self) {
+        self.moving.send_replace(false);
+        until("the clients to hold still", async || self.shared.active.load(Ordering::SeqCst) == 0).await;
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.moving.send_replace(true);
+    }
+
+    /// From now on nobody listens, or again somebody does.
+    pub(crate) fn away(&self, away: bool) {
+        let mut times = self.shared.away.lock().unwrap_or_else(PoisonError::into_inner);
+        match times.last_mut() {
+            Some((_, end @ None)) if !away => *end = Some(Instant::now()),
+            _ if away => times.push((Instant::now(), None)),
+            _ => {}
+        }
+    }
+
+    /// The end of all of them: every request and what came of it. What failed because nobody listened is no complaint.
+    pub(crate) async fn end(self) -> Vec<Asked> {
+        drop(self.moving);
+        for client in self.clients {
+            client.await.expect("a client");
+        }
+        let mut reports =
+            std::mem::take(&mut *self.shared.reports.lock().unwrap_or_else(PoisonError::into_inner));
+        let away = self.shared.away.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        for (_, report) in &mut reports {
+            let (began, ended) = (report.began, report.began + report.took);
+            let was_away = |(from, to): &(Instant, Option<Instant>)| {
+                // The one that comes listens a moment before it is known to.
+                began <= to.unwrap_or(ended) && ended >= *from
+            };
+            if report.ended.is_err() && away.iter().any(was_away) {
+                report.ended = Ok(Ended::HungUp);
+            }
+        }
+        reports
+    }
+}
+
+async fn client(shared: Arc<Shared>, mut moving: watch::Receiver<bool>, seed: u64, number: usize) {
+    let mut draw = Draw::new(seed.wrapping_mul(1000) + number as u64);
+    for count in 0.. {
+        // Counted before it looks whether it may: who waits for 0 misses nobody.
+        shared.active.fetch_add(1, Ordering::SeqCst);
+        while !*moving.borrow_and_update() {
+            shared.active.fetch_sub(1, Ordering::SeqCst);
+            if moving.changed().await.is_err() {
+                return;
+            }
+            shared.active.fetch_add(1, Ordering::SeqCst);
+        }
+        let wanted = drawn(&mut draw, &format!("{number}-{count}"));
+        let report = shared.door.ask(&wanted).await;
+        let refused = !matches!(report.ended, Ok(Ended::Whole | Ended::HungUp));
+        shared.reports.lock().unwrap_or_else(PoisonError::into_inner).push((wanted, report));
+        shared.done.fetch_add(1, Ordering::SeqCst);
+        shared.active.fetch_sub(1, Ordering::SeqCst);
+        if moving.has_changed().is_err() {
+            return;
+        }
+        if refused {
+            // As a client would: not at once again.
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+}
+
+fn drawn(draw: &mut Draw, name: &str) -> Wanted {
+    let most = if draw.once_in(6) { 300 } else { 30 };
+    let tokens = 1 + u32::try_from(draw.below(most)).unwrap_or(0);
+    let stream = !draw.once_in(3);
+    let hang_up = match draw.below(15) {
+        0 => HangUp::After(Duration::from_millis(draw.below(60))),
+        1 if stream => HangUp::AtToken(1 + usize::try_from(draw.below(u64::from(tokens))).unwrap_or(0)),
+        _ => HangUp::No,
+    };
+    let role = if draw.once_in(2) { "A" } else { "B" };
+    Wanted { role, prompt: format!("log {name} of the storm"), tokens, stream, hang_up, key: None }
+}
+
+/// Every request has ended as one may. A refusal without `Retry-After` is one where an engine is given up.
+pub(crate) fn account(reports: &[Asked], seed: u64) {
+    let mut ends: BTreeMap<String, usize> = BTreeMap::new();
+    let mut wrong = Vec::new();
+    for (wanted, report) in reports {
+        let end = match &report.ended {
+            Ok(Ended::Whole) => "whole".to_owned(),
+            Ok(Ended::HungUp) => "hung up, or the agent was away".to_owned(),
+            Ok(Ended::Broken(why)) => format!("error event: {}", why.code),
+            Ok(Ended::Refused(status, why)) => format!("{status}: {}", why.code),
+            Err(why) if why.contains("without a good Retry-After") && why.contains("engine_failed") => {
+                "503: engine_failed, for good".to_owned()
+            }
+            Err(why) => {
+                wrong.push(format!("{wanted:?}: {why}"));
+                "WRONG".to_owned()
+            }
+        };
+        *ends.entry(end).or_default() += 1;
+    }
+    say(&format!("{} requests", reports.len()));
+    for (end, count) in &ends {
+        say(&format!("  {count:>6} {end}"));
+    }
+    let whole = ends.get("whole").copied().unwrap_or_default();
+    assert!(wrong.is_empty(), "seed {seed}: {} requests ended wrongly:\n{}", wrong.len(), wrong.join("\n"));
+    assert!(2 * whole > reports.len(), "seed {seed}: only {whole} of {} were served", reports.len());
+}
