@@ -510,19 +510,6 @@ impl Node {
         fs::write(self.dir().join(format!("{engine}.flags")), flags).expect("the flags");
     }
 
-    /// What Prometheus would scrape now.
-    ///
-    /// # Panics
-    /// There is no answer.
-    pub async fn metrics(&self) -> String {
-        let config = fs::read_to_string(self.config()).expect("the configuration");
-        let line =
-            config.lines().find_map(|line| line.strip_prefix("metrics_listen = ")).expect("an address");
-        let url = format!("http://{}/metrics", line.trim_matches('"'));
-        let answer = reqwest::Client::builder().no_proxy().build().expect("a client").get(url).send().await;
-        answer.expect("an answer").text().await.expect("a page")
-    }
-
     /// A device's ledger, by its place.
     pub fn ledger(&self, device: usize) -> &DeviceLedger {
         &self.inner.ledgers[device]
