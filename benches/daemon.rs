@@ -50,6 +50,8 @@ pub struct Node {
     pub max_awake: usize,
     /// Where the gateway listens.
     pub gateway: Option<SocketAddr>,
+    /// Further lines of `[gateway]`, and tables after it.
+    pub tenants: &'static str,
 }
 
 /// The daemon; ended, and its folder of sockets taken away, at the latest when it is dropped.
@@ -159,7 +161,7 @@ impl Node {
             self.max_awake,
         );
         let listen = self.gateway.map_or_else(|| "none".to_owned(), |address| address.to_string());
-        write!(text, "\n[gateway]\nlisten = {listen:?}\n")?;
+        write!(text, "\n[gateway]\nlisten = {listen:?}\n{}\n", self.tenants)?;
         for engine in &self.engines {
             let (weights, utilization) = if engine.role == "A" { (28, "0.80") } else { (4, "0.25") };
             let mut words = engine.before.clone();

@@ -58,7 +58,7 @@ fn node() -> anyhow::Result<Node> {
         Ok(Engine { name, role: name, model, port: free_address()?.port(), before: Vec::new() })
     };
     let engines = vec![engine("A", "model-a")?, engine("B", "model-b")?];
-    Ok(Node { engines, speed: 20.0, max_awake: 1, gateway: None })
+    Ok(Node { engines, speed: 20.0, max_awake: 1, gateway: None, tenants: "" })
 }
 
 /// One step's records at a time, as in a handoff: 10 ms between them.

@@ -224,6 +224,8 @@ fn why_stopped(life: u64, seen: &Seen) -> wire::StoppedWhy {
         None | Some(Stopped::Operator) => wire::StoppedWhy::Operator,
         Some(Stopped::Handoff) => wire::StoppedWhy::Handoff,
         Some(Stopped::CannotSleep) => wire::StoppedWhy::CannotSleep,
+        Some(Stopped::Idle) => wire::StoppedWhy::Idle,
+        Some(Stopped::Maintenance) => wire::StoppedWhy::Maintenance,
         Some(Stopped::Shutdown) => wire::StoppedWhy::Shutdown,
     }
 }
@@ -315,6 +317,8 @@ mod tests {
             (Stopped::Operator, wire::StoppedWhy::Operator),
             (Stopped::Handoff, wire::StoppedWhy::Handoff),
             (Stopped::CannotSleep, wire::StoppedWhy::CannotSleep),
+            (Stopped::Idle, wire::StoppedWhy::Idle),
+            (Stopped::Maintenance, wire::StoppedWhy::Maintenance),
             (Stopped::Shutdown, wire::StoppedWhy::Shutdown),
         ];
         for (stopped, why) in cases {

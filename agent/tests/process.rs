@@ -56,6 +56,7 @@ fn launch(script: &str) -> Launch {
         cwd: None,
         log: LogPolicy::default(),
         grace: LONG,
+        container: None,
     }
 }
 

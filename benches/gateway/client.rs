@@ -1,7 +1,7 @@
 //! The client of the figures: closed loops over kept connections, one thread.
 
 use crate::wire::{framing, head_end};
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -58,6 +58,16 @@ impl Wire {
     /// # Errors
     /// It is another status, or breaks off.
     pub(crate) async fn ask(&mut self, request: &[u8]) -> anyhow::Result<usize> {
+        let (status, body) = self.answer(request).await?;
+        ensure!(status == 200, "{}", String::from_utf8_lossy(&self.buffer));
+        Ok(body)
+    }
+
+    /// Sends a request and reads its answer to the last byte: its status, and its body's bytes.
+    ///
+    /// # Errors
+    /// It breaks off.
+    pub(crate) async fn answer(&mut self, request: &[u8]) -> anyhow::Result<(u16, usize)> {
         self.send(request).await?;
         let mut head = None;
         loop {
@@ -65,10 +75,9 @@ impl Wire {
             head = head.or_else(|| head_end(&self.buffer).map(|end| (end, framing(&self.buffer[..end]))));
             let Some((end, framing)) = head else { continue };
             if framing.is_whole(&self.buffer[end..]) {
-                if !self.buffer.starts_with(b"HTTP/1.1 200 ") {
-                    bail!("{}", String::from_utf8_lossy(&self.buffer));
-                }
-                return Ok(self.buffer.len() - end);
+                let status =
+                    self.buffer.get(9..12).and_then(|word| std::str::from_utf8(word).ok()?.parse().ok());
+                return Ok((status.context("no status")?, self.buffer.len() - end));
             }
         }
     }
@@ -77,12 +86,20 @@ impl Wire {
 /// A short plain request for a model; `fast`: the value of the header `x-fast`.
 pub(crate) fn request(model: &str, fast: Option<&str>) -> Vec<u8> {
     let stream = fast.is_some_and(|how| how.starts_with("stream"));
+    written(model, 1, stream, &fast.map(|how| format!("x-fast: {how}\r\n")).unwrap_or_default())
+}
+
+/// A plain request of a tenant's, for so many tokens.
+pub(crate) fn request_of(tenant: &str, model: &str, tokens: u32) -> Vec<u8> {
+    written(model, tokens, false, &format!("x-tenant: {tenant}\r\n"))
+}
+
+fn written(model: &str, tokens: u32, stream: bool, headers: &str) -> Vec<u8> {
     let body = format!(
-        r#"{{"model":"{model}","prompt":"the tide turns","max_tokens":1,"temperature":0,"ignore_eos":true,"stream":{stream}}}"#
+        r#"{{"model":"{model}","prompt":"the tide turns","max_tokens":{tokens},"temperature":0,"ignore_eos":true,"stream":{stream}}}"#
     );
-    let fast = fast.map(|how| format!("x-fast: {how}\r\n")).unwrap_or_default();
     let head = format!(
-        "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: bench\r\naccept: */*\r\n{fast}\
+        "POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nuser-agent: bench\r\naccept: */*\r\n{headers}\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );

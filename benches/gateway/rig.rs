@@ -1,5 +1,6 @@
 //! Everything that is measured, running: the agent with its engines, nginx, this process as their client.
 
+use crate::client::Wire;
 use crate::nginx::Nginx;
 use anyhow::Context;
 use hotbunk_api::operation::{EngineRequest, OperationRequest, Submit};
@@ -16,6 +17,9 @@ pub(crate) const BACKEND: &str = "backend";
 pub(crate) const FAST: &str = "fast";
 /// Model of the simulated engine.
 pub(crate) const SIMULATED: &str = "simulated";
+/// A tenant that floods may have so many requests running at once.
+pub(crate) const FLOOD_LIMIT: usize = 4;
+const TENANTS: &str = "tenant_header = \"x-tenant\"\n\n[[tenant]]\nname = \"x\"\nmax_in_flight = 4\n\n[[tenant]]\nname = \"y\"\n";
 /// A token of the simulated engine comes after some tenths of a millisecond.
 const SPEED: f64 = 200.0;
 
@@ -57,7 +61,7 @@ impl Rig {
             engine("F", FAST, fast, vec![this, BACKEND.to_owned()]),
             engine("S", SIMULATED, simulated, Vec::new()),
         ];
-        let node = Node { engines, speed: SPEED, max_awake: 2, gateway: Some(gateway) };
+        let node = Node { engines, speed: SPEED, max_awake: 2, gateway: Some(gateway), tenants: TENANTS };
         let mut daemon = Daemon::start(asked, &agent()?, &dir, &node)?;
         let at = |status: &Status, name: &str, tier| {
             status.engines.iter().any(|e| e.name == name && e.tier == Some(tier))
@@ -110,6 +114,20 @@ impl Rig {
     pub(crate) fn nginx(&self) -> Option<Way> {
         let nginx = self.nginx.as_ref()?;
         Some(Way { name: "nginx", address: nginx.address, pids: nginx.pids() })
+    }
+
+    /// The simulated engine's times are divided by this from now on.
+    ///
+    /// # Errors
+    /// It does not take it.
+    pub(crate) async fn set_speed(&self, speed: f64) -> anyhow::Result<()> {
+        let body = format!("{{\"speed\":{speed:?}}}");
+        let request = format!(
+            "POST /sim/speed HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        );
+        Wire::open(self.simulated).await?.ask(request.as_bytes()).await?;
+        Ok(())
     }
 
     /// Ends everything in order.

@@ -234,6 +234,10 @@ pub enum StoppedWhy {
     Handoff,
     /// It should sleep and cannot: it is switched by restart.
     CannotSleep,
+    /// Nobody had used it for long: its idle ladder.
+    Idle,
+    /// The node is paused for maintenance.
+    Maintenance,
     /// The agent is stopping.
     Shutdown,
 }

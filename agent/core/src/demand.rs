@@ -9,12 +9,14 @@ use crate::plan::{self, Ask};
 use crate::program::Step;
 use crate::queue::Refusal;
 use crate::spec::{DrainPolicy, Order};
-use crate::state::{Condition, Node, Operation};
+use crate::state::{Condition, Engine, Node, Operation};
 use crate::tier::Tier;
 use crate::time::Moment;
 use std::time::Duration;
 use thiserror::Error;
 
+/// Within this the gateway lets through what was held for an engine that has just come to serve.
+const LET_THROUGH: Duration = Duration::from_millis(100);
 /// Between the first failed switch and the next.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 /// Most that lies between two.
@@ -29,11 +31,16 @@ pub struct Demand {
     pub oldest: Option<Moment>,
 }
 
+/// So many switches in a row that an engine itself makes fail: what is wrong with it will not pass by itself.
+const BROKEN: u32 = 3;
+
 /// Switches that an engine's demand asked for and that failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Retry {
     /// How many in a row.
     pub failures: u32,
+    /// How many of them by the engine's own doing.
+    pub own: u32,
     /// Not again before this.
     pub not_before: Moment,
 }
@@ -45,6 +52,11 @@ impl Retry {
         let doubled = RETRY_FIRST.saturating_mul(1 << self.failures.min(10));
         self.failures = self.failures.saturating_add(1);
         self.not_before = now + doubled.max(took).min(RETRY_MOST);
+    }
+
+    /// Whether its engine should rather be ended and started than be asked again.
+    pub fn is_hopeless(&self) -> bool {
+        self.own >= BROKEN
     }
 }
 
@@ -76,6 +88,9 @@ pub enum Never {
         /// Since when.
         since: Moment,
     },
+    /// A cycle run measures.
+    #[error("a cycle run has the engines to itself; it can be given up with `ctl cycle cancel`")]
+    Cycle,
     /// The agent is going down.
     #[error("the agent is shutting down")]
     Closing,
@@ -99,6 +114,9 @@ fn hindrance(node: &Node, id: EngineId, now: Moment) -> Result<(), Hindrance> {
     if let Some(paused) = node.paused.as_ref().filter(|_| node.is_paused()) {
         return Err(Hindrance::Never(Never::Paused { since: paused.since }));
     }
+    if node.cycle {
+        return Err(Hindrance::Never(Never::Cycle));
+    }
     match &e.condition {
         Condition::Failed(reason) => {
             let (engine, reason) = (e.spec.name.clone(), reason.clone());
@@ -109,6 +127,12 @@ fn hindrance(node: &Node, id: EngineId, now: Moment) -> Result<(), Hindrance> {
         Condition::Settled if e.dead => Err(Hindrance::Until(now)),
         Condition::Settled | Condition::NoRoom | Condition::Backoff(_) => Ok(()),
     }
+}
+
+/// How long an engine stays once it is awake: never so short that what it was woken for could not be let through.
+fn residency(e: &Engine) -> Duration {
+    let least = if e.demand.held > 0 { LET_THROUGH } else { Duration::ZERO };
+    e.spec.turn.min_residency.max(least)
 }
 
 /// An engine with what a switch to it would take, as things are.
@@ -125,7 +149,7 @@ fn candidate(node: &Node, id: EngineId, oldest: Moment) -> Result<Candidate, Ref
     let against = out()
         .map(|o| Against {
             // One that does not serve has no claim to stay.
-            until: if o.is_serving() { o.awake_since + o.spec.turn.min_residency } else { Moment(0) },
+            until: if o.is_serving() { o.awake_since + residency(o) } else { Moment(0) },
             weight: o.spec.turn.weight,
             busy: o.is_busy(),
         })
@@ -186,7 +210,7 @@ pub(crate) fn instants(node: &Node, now: Moment) -> Vec<Moment> {
 /// Whether requests wait for an engine that shares a device with this one, itself included.
 pub(crate) fn presses(node: &Node, id: EngineId) -> bool {
     let devices = &node.engine(id).spec.devices;
-    let shares = |e: &crate::state::Engine| e.spec.devices.iter().any(|d| devices.contains(d));
+    let shares = |e: &Engine| e.spec.devices.iter().any(|d| devices.contains(d));
     node.engines.iter().any(|e| e.demand.held > 0 && !e.is_serving() && shares(e))
 }
 
@@ -245,7 +269,7 @@ fn after(node: &Node, op: &Operation, engine: EngineId, now: Moment) -> Duration
     let own = if e.process { plan::leave_cost(e, e.tier) } else { plan::leave_cost(e, Tier::Stopped) };
     let Some(incoming) = op.incoming.filter(|i| *i != engine) else { return left.saturating_add(own) };
     let other = node.engine(incoming);
-    let until = now + left.saturating_add(other.spec.turn.min_residency);
+    let until = now + left.saturating_add(residency(other));
     let against = Against { until, weight: other.spec.turn.weight, busy: other.is_busy() };
     let one = Waiting {
         engine,

@@ -257,6 +257,11 @@ pub enum Event {
     Uses(Vec<Use>),
     /// Time passed: back-offs may have ended, turns and idle ladders may be due, and it is time to survey.
     Tick,
+    /// A cycle run has begun or ended. As long as one runs, what it measures is its own: no turn comes, no ladder falls.
+    Cycle {
+        /// Whether one runs.
+        runs: bool,
+    },
     /// Take no new work; the shell stops the engines through commands and ends.
     Close,
 }

@@ -123,7 +123,7 @@ fn own_accord(node: &Node, op: &Operation) -> Result<(), Broken> {
     }
     let to = op.incoming.filter(|id| demanded && node.engine(*id).demand.held == 0);
     match to {
-        Some(engine) if op.stage == Stage::Forward && !node.has_moved(op) => {
+        Some(engine) if op.stage == Stage::Forward && !op.moved => {
             Err(Broken::Unwanted { operation, engine })
         }
         _ => Ok(()),

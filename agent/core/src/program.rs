@@ -281,6 +281,31 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// Whether it is the engine that did not do what was asked of it, and not what was around it.
+    pub fn is_of_the_engine(self) -> bool {
+        match self {
+            Cause::CallRefused
+            | Cause::CallUnanswered
+            | Cause::NotAsleep
+            | Cause::NotAwake
+            | Cause::ReleaseIncomplete
+            | Cause::ResidenceMissing
+            | Cause::ProbeFailed
+            | Cause::CanaryMismatch
+            | Cause::SpawnFailed
+            | Cause::NotReady
+            | Cause::WarmUpFailed
+            | Cause::Leftovers
+            | Cause::Gone => true,
+            Cause::DrainDeadline
+            | Cause::DrainImpossible
+            | Cause::NoRoom
+            | Cause::NoEvidence
+            | Cause::Cancelled
+            | Cause::WrongTier => false,
+        }
+    }
+
     /// Stable word for the API and the journal.
     pub fn code(self) -> &'static str {
         match self {

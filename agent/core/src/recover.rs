@@ -23,7 +23,7 @@
 //! "End it" goes on where the engine was on its way out (its bytes are gone, which is what the handoff needs), and gives
 //! the operation up otherwise; giving up restores what served before.
 
-use crate::call::{Call, SleepLevel, WakeTags};
+use crate::call::{Call, Mode, SleepLevel, WakeTags};
 use crate::capability::{Capabilities, Version};
 use crate::effect::ProbeKind;
 use crate::ids::EngineId;
@@ -242,17 +242,30 @@ fn revive(e: &Engine, id: EngineId, tier: Tier) -> Vec<Step> {
 }
 
 /// Half awake: what has been mapped goes back by the worker's own sleep, if that is safe.
+///
+/// Out of level 2 the tags are woken one by one. The worker's own sleep would leave the engine believing that its weights
+/// are awake, and no wake would ever bring them back (a tag that is awake already is skipped, CONTRACT 1.2). So the engine
+/// itself is put to sleep again, which it does from 0.31 on when only a part of it sleeps.
 fn give_back(e: &Engine, id: EngineId, op: &Operation) -> Recovery {
     let safe = e.capabilities.is_some_and(|c| c.is_retry_safe() && c.routes.collective_rpc);
+    let caps = e.capabilities.filter(|c| safe && c.can_demote());
     match (e.tier, level_of(e.tier)) {
-        (tier @ (Tier::Level1 | Tier::Level2), Some(level)) if safe && op.stage == Stage::Forward => {
+        (tier @ Tier::Level2, Some(level)) if caps.is_some() && op.stage == Stage::Forward => {
+            let call = Call::Sleep { level, mode: Some(Mode::Wait) };
             Recovery::GiveUp(vec![
-                Step::Call { engine: id, call: Call::WorkerSleep { level } },
+                Step::Call { engine: id, call },
                 Step::ConfirmAsleep(id),
                 Step::AwaitRelease { engine: id, tier },
                 Step::Settle { engine: id, tier },
             ])
         }
+        (Tier::Level2, _) => Recovery::Lost(id),
+        (tier @ Tier::Level1, Some(level)) if safe && op.stage == Stage::Forward => Recovery::GiveUp(vec![
+            Step::Call { engine: id, call: Call::WorkerSleep { level } },
+            Step::ConfirmAsleep(id),
+            Step::AwaitRelease { engine: id, tier },
+            Step::Settle { engine: id, tier },
+        ]),
         _ => Recovery::Lost(id),
     }
 }

@@ -92,6 +92,8 @@ pub struct Watch {
     pub tokens: u64,
     /// When progress was last seen.
     pub progress_at: Moment,
+    /// The tokens have been counted since it came to rest: more of them are somebody's.
+    pub counted: bool,
     /// Surveys in a row that found it asleep or without a request; counted up to [`crate::creep::IDLE_SURVEYS`], and only
     /// where the answer matters.
     pub idle: u8,
@@ -327,6 +329,8 @@ pub struct Operation {
     pub relaunched: Vec<EngineId>,
     /// Attempts at the step being done.
     pub attempts: u8,
+    /// It has begun to move memory.
+    pub moved: bool,
     /// How far it has come.
     pub stage: Stage,
     /// Why its goal was given up.
@@ -356,6 +360,8 @@ pub struct Node {
     pub next_operation: u64,
     /// No new work of the agent's own: it is shutting down.
     pub closing: bool,
+    /// A cycle run has the engines to itself.
+    pub cycle: bool,
     /// Engines whose place was chosen before this agent began: its boot leaves them where they are.
     pub placed: Vec<EngineId>,
     /// Maintenance, from the acceptance of a pause to the end of its resumption.
@@ -424,6 +430,7 @@ impl Node {
             next_ticket: 1,
             next_operation,
             closing: false,
+            cycle: false,
             placed: Vec::new(),
             paused: None,
             journal_lost: None,
@@ -490,16 +497,6 @@ impl Node {
         self.operations.iter().find(|op| op.devices.iter().any(|d| devices.contains(d)))
     }
 
-    /// Whether an operation has begun to move memory: one of its engines is being moved, or is elsewhere than it was.
-    pub fn has_moved(&self, op: &Operation) -> bool {
-        self.ids().filter(|id| self.engine(*id).spec.devices.iter().any(|d| op.devices.contains(d))).any(
-            |id| {
-                let e = self.engine(id);
-                e.condition == Condition::Moving || op.tiers_before.get(usize::from(id.0)) != Some(&e.tier)
-            },
-        )
-    }
-
     /// Whether nobody works on any of these devices.
     pub fn is_free(&self, devices: &[DeviceId]) -> bool {
         self.operation_on(devices).is_none()
@@ -524,6 +521,7 @@ impl Node {
         });
         let turns = demand::instants(self, now);
         let rungs = self.ids().flat_map(|id| ladder::instants(self, id));
-        backoffs.chain(turns).chain(rungs).filter(|at| *at > now).min()
+        let own = turns.into_iter().chain(rungs).filter(|_| !self.cycle);
+        backoffs.chain(own).filter(|at| *at > now).min()
     }
 }

@@ -51,6 +51,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::JournalLost(reason) => cx.node.journal_lost = reason,
         Event::Uses(uses) => uses.into_iter().for_each(|u| cx.used(u.engine, u.in_flight, u.at)),
         Event::Tick => cx.survey_all(),
+        Event::Cycle { runs } => cx.cycle(runs),
         Event::Close => cx.close(),
     }
     cx.idle_work();

@@ -7,10 +7,10 @@ use crate::config::cycle_plan::{CyclePlan, PlannedStep};
 use crate::effects::chain;
 use crate::events::Context;
 use crate::journal::record::{CycleStep, Outcome, Record, RunEngine, SimulatedRun};
-use crate::switcher::{Admission, Order, spec};
+use crate::switcher::{Admission, Handle, Order, spec};
 use hotbunk_api::error::{ApiError, ErrorCode};
 use hotbunk_api::words::State;
-use hotbunk_core::event::{By, Drain, Request};
+use hotbunk_core::event::{By, Drain, Event, Request};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
 use hotbunk_core::queue::Refusal;
 use hotbunk_core::state::{Engine, Node};
@@ -49,6 +49,23 @@ enum Stop {
     Cancelled,
 }
 
+/// The engines are left to this run, however it ends: meanwhile no request and no idle ladder moves them.
+#[derive(Debug)]
+struct Alone(Handle);
+
+impl Alone {
+    fn new(switcher: Handle) -> Self {
+        switcher.tell(Event::Cycle { runs: true });
+        Alone(switcher)
+    }
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.tell(Event::Cycle { runs: false });
+    }
+}
+
 impl Run {
     pub(super) fn new(
         parts: Arc<Parts>,
@@ -65,6 +82,12 @@ impl Run {
 
     /// To its end.
     pub(super) async fn work(self) {
+        let alone = Alone::new(self.parts.switcher.clone());
+        self.measure().await;
+        drop(alone);
+    }
+
+    async fn measure(&self) {
         let found = self.parts.switcher.node();
         self.record(vec![self.started()]).await;
         let mut window: Option<(String, f64)> = None;

@@ -12,6 +12,10 @@ pub enum Stopped {
     Handoff,
     /// It should sleep and cannot: it is switched by restart.
     CannotSleep,
+    /// Nobody had used it for long: its idle ladder.
+    Idle,
+    /// The node is paused for maintenance.
+    Maintenance,
     /// The agent is stopping.
     Shutdown,
 }
@@ -54,6 +58,8 @@ impl Seen {
                         _ if closing => Stopped::Shutdown,
                         "switch" | "wake" => Stopped::Handoff,
                         "start" | "repair" => Stopped::CannotSleep,
+                        "idle" => Stopped::Idle,
+                        "pause" => Stopped::Maintenance,
                         _ => Stopped::Operator,
                     });
                 }
@@ -91,6 +97,8 @@ mod tests {
             (stop.verb(), true, Stopped::Shutdown),
             (start.verb(), false, Stopped::CannotSleep),
             ("stopped by command", false, Stopped::Operator),
+            (Request::Pause { tier: None, drain }.verb(), false, Stopped::Maintenance),
+            ("idle", false, Stopped::Idle),
         ];
         for (reason, closing, expected) in cases {
             let mut seen = Seen::default();

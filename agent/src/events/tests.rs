@@ -104,11 +104,11 @@ fn incidents() -> Vec<Incident> {
     vec![
         Incident::PredecessorStopped { engine: engine(), pid: 12 },
         Incident::LeftAlone {
-            record: "A-1/state.json".into(),
-            pids: vec![12, 13],
-            why: "of another boot".into(),
+            record: "/state/shims/A-1/shim.json".into(),
+            pids: vec![7, 8],
+            why: "nothing proves that it is still the engine's".into(),
         },
-        Incident::SettingsChanged { engine: engine(), was: "0123456789abcdef".into() },
+        Incident::SettingsChanged { engine: engine(), was: "f1".into() },
         Incident::OrphansKilled { engine: engine(), processes: 2 },
         Incident::StopForced { engine: engine(), grace: Duration::from_secs(10) },
         Incident::LogFlooded { engine: engine(), lost_bytes: 5000 },

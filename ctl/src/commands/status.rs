@@ -183,6 +183,8 @@ fn condition(condition: &Condition) -> String {
                 StoppedWhy::NoRoom => "no room",
                 StoppedWhy::Handoff => "by a handoff",
                 StoppedWhy::CannotSleep => "it cannot sleep",
+                StoppedWhy::Idle => "unused for long",
+                StoppedWhy::Maintenance => "for maintenance",
                 StoppedWhy::Shutdown => "the agent stops",
             };
             format!("stopped ({why})")

@@ -17,7 +17,8 @@ async fn pair(setup: Setup) -> (Node, Agent) {
 /// A short completion of an engine's model through the gateway, with these headers.
 async fn ask(node: &Node, agent: &Agent, engine: &str, headers: &[(&str, &str)]) -> Response {
     let listen = agent.status().await.gateway.and_then(|g| g.listen).expect("the gateway's address");
-    let body = json!({ "model": node.engine(engine).model(), "prompt": "x", "max_tokens": 3, "ignore_eos": true });
+    let body =
+        json!({ "model": node.engine(engine).model(), "prompt": "x", "max_tokens": 3, "ignore_eos": true });
     let mut request = reqwest::Client::new().post(format!("http://{listen}/v1/completions")).json(&body);
     for (name, value) in headers {
         request = request.header(*name, *value);
@@ -69,7 +70,9 @@ async fn tenants_are_told_apart_and_held_to_their_limits() {
     );
     let (node, agent) = pair(Setup::pair().tables(&tenants)).await;
     let key = [("authorization", "Bearer sk-red")];
-    for (headers, wanted) in [(&[][..], 401), (&[("authorization", "Bearer sk-blue")][..], 401), (&key[..], 200)] {
+    for (headers, wanted) in
+        [(&[][..], 401), (&[("authorization", "Bearer sk-blue")][..], 401), (&key[..], 200)]
+    {
         assert_eq!(ask(&node, &agent, "A", headers).await.status(), wanted, "{headers:?}");
     }
     // The other model has a rate of its own, and this request causes a switch that is charged to whoever sent it.
@@ -86,7 +89,10 @@ async fn tenants_are_told_apart_and_held_to_their_limits() {
     })
     .await;
     let page = node.metrics().await;
-    assert!(page.contains("hotbunk_gateway_refusals_total{code=\"rate_limit_exceeded\",engine=\"B\"} 1\n"), "{page}");
+    assert!(
+        page.contains("hotbunk_gateway_refusals_total{code=\"rate_limit_exceeded\",engine=\"B\"} 1\n"),
+        "{page}"
+    );
     agent.stop().await;
 }
 

@@ -54,8 +54,10 @@ pub(crate) struct Report {
     pub(crate) ended: Result<Ended, String>,
     /// SSE comments that came.
     pub(crate) comments: usize,
-    /// When it was sent.
-    pub(crate) began: Instant,
+    /// When it was sent, on the boot's monotonic clock, ns, as the journal has it.
+    pub(crate) began_ns: u64,
+    /// When it ended.
+    pub(crate) ended_ns: u64,
     /// Until the first byte of its answer's content.
     pub(crate) first: Option<Duration>,
     /// Until its end.
@@ -92,7 +94,7 @@ impl Door {
 
     /// Asks for a completion and judges all that comes.
     pub(crate) async fn ask(&self, wanted: &Wanted) -> Report {
-        let began = Instant::now();
+        let (began, began_ns) = (Instant::now(), now_ns());
         let mut watch = Watch { began, streamed: Streamed::default(), first: None };
         let answered = self.answered(wanted, &mut watch);
         let ended = match wanted.hang_up {
@@ -105,7 +107,14 @@ impl Door {
                 .unwrap_or_else(|_| Err("it never ended".to_owned())),
         };
         let ended = ended.map_err(|why| format!("{wanted:?}: {why}"));
-        Report { ended, comments: watch.streamed.comments, began, first: watch.first, took: began.elapsed() }
+        Report {
+            ended,
+            comments: watch.streamed.comments,
+            began_ns,
+            ended_ns: now_ns(),
+            first: watch.first,
+            took: began.elapsed(),
+        }
     }
 
     async fn answered(&self, wanted: &Wanted, watch: &mut Watch) -> Result<Ended, String> {
@@ -134,6 +143,12 @@ impl Door {
         }
         Ok(Ended::Whole)
     }
+}
+
+/// The boot's monotonic clock, ns.
+pub(crate) fn now_ns() -> u64 {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).unwrap_or(0)
 }
 
 /// The model that a role's engine serves.

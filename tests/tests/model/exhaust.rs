@@ -22,13 +22,15 @@ impl Hash for Sys {
             (e.capabilities.is_some(), &e.footprints, e.held, e.reserved, e.pinned, e.frozen).hash(h);
             (e.restart_only, e.level2_unsafe, e.cannot_park, e.crashes.count(), e.wanted_awake).hash(h);
             e.watch.hash(h);
+            (e.demand, e.in_flight, e.retry).hash(h);
         }
         for d in &self.node.devices {
             (d.foreign, &d.evidence).hash(h);
         }
         self.node.operations.hash(h);
         self.node.queue.hash(h);
-        self.node.closing.hash(h);
+        (self.node.closing, &self.node.paused).hash(h);
+        (&self.held, self.asks).hash(h);
         (&self.procs, &self.pending, &self.exits, &self.surveys, &self.goal, &self.tampered).hash(h);
         (self.blind, self.commands, self.faults, self.crashes, self.ticks).hash(h);
         (self.since, &self.broken).hash(h);
@@ -82,7 +84,10 @@ impl Sys {
             out.extend(self.ways_to_be_killed().into_iter().map(Act::Crash));
         }
         let due = self.node.engines.iter().any(|e| matches!(e.condition, Condition::Backoff(_)));
-        if due || self.ticks > 0 {
+        out.extend(self.may_do().into_iter().map(|(at, does)| Act::Gateway(at, does)));
+        // What is held for an engine that serves is let through before time passes.
+        let through = (0..self.held.len()).any(|at| self.held[at] && self.node.engines[at].is_serving());
+        if due || self.ticks > 0 || (self.node.next_deadline(NOW).is_some() && !through) {
             out.push(Act::Tick);
         }
     }
@@ -92,7 +97,7 @@ impl Sys {
         let mut next = self.clone();
         next.happen(config, act, now);
         next.relabel();
-        next.at_rest();
+        next.at_rest(NOW);
         next
     }
 
@@ -149,6 +154,12 @@ impl Sys {
             }
             (e.life, e.generation, e.awake_since) = (2, 2, NOW);
             e.watch.progress_at = NOW;
+            e.demand.oldest = e.demand.oldest.map(|_| NOW);
+            // Both count from the last wake at the earliest, which is now.
+            (e.used_at, e.ladder_from) = (Moment(0), Moment(0));
+            let waits = e.retry.not_before > NOW;
+            e.retry.failures = u32::from(waits);
+            e.retry.not_before = if waits { NOW + Duration::from_secs(1) } else { Moment(0) };
             e.costs = Costs::default();
             let crashes = e.crashes.count();
             e.crashes = Crashes::default();
@@ -160,6 +171,9 @@ impl Sys {
                 Condition::Failed(reason) => reason.clear(),
                 _ => {}
             }
+        }
+        if let Some(paused) = &mut self.node.paused {
+            paused.since = NOW;
         }
         self.exits.sort_unstable();
         self.exits.dedup();

@@ -15,7 +15,8 @@ use hotbunk_core::spec::{DrainPolicy, Strategy};
 use hotbunk_core::tier::Tier;
 use stateright::{Checker, Model, Property};
 use std::io::Write as _;
-use system::{Act, Config, NOW, Planted, Setting, Sys, UNIT};
+use system::gateway::Gateway;
+use system::{Act, Config, How, NOW, Planted, Setting, Sys, UNIT};
 use world::{Size, vllm};
 
 const fn size(weights: u64, kv: u64, residual: u64) -> Size {
@@ -58,9 +59,23 @@ struct Found {
     broken: String,
 }
 
+/// What the core said on the way to a counterexample, the first of it.
+fn story(config: &Config, acts: &[Act]) -> String {
+    let mut sys = Sys::new(config);
+    sys.story = Some(Vec::new());
+    for act in acts {
+        if let (Some(story), false) = (&mut sys.story, matches!(act, Act::Answer(_, How::Truth))) {
+            story.push(format!("[{act:?}]"));
+        }
+        sys = sys.after(config, act, if *act == Act::Tick { LATER } else { NOW });
+    }
+    let story = sys.story.unwrap_or_default();
+    story[..story.len().min(120)].join("\n  ")
+}
+
 /// Checks a setting to its end, and says how large it was.
 fn check(name: &str, config: Config) -> Option<Found> {
-    let checker = Checked(config).checker().threads(2).spawn_bfs().join();
+    let checker = Checked(config.clone()).checker().threads(2).spawn_bfs().join();
     let _ = writeln!(
         std::io::stderr(),
         "model {name}: {} states, {} unique, depth {}",
@@ -71,13 +86,14 @@ fn check(name: &str, config: Config) -> Option<Found> {
     let path = checker.discovery("holds")?;
     let broken = path.last_state().broken.clone().unwrap_or_default();
     let acts = path.into_actions();
-    let _ = writeln!(std::io::stderr(), "model {name}: found in {} steps: {broken}\n  {acts:?}", acts.len());
+    let story = story(&config, &acts);
+    let _ = writeln!(std::io::stderr(), "model {name}: found in {} steps: {broken}\n  {story}", acts.len());
     Some(Found { acts, broken })
 }
 
 fn holds(name: &str, config: Config) {
     if let Some(found) = check(name, config) {
-        panic!("{name}: {} after {:?}", found.broken, found.acts);
+        panic!("{name}: {} after {:?}", found.broken, &found.acts[..found.acts.len().min(40)]);
     }
 }
 
@@ -104,6 +120,7 @@ fn two(minor: u16, capacity: u64, b: Tier) -> Config {
         rehearse: false,
         places_are_taken: false,
         drain: DrainPolicy::Wait,
+        gateway: Gateway::default(),
         planted: Planted::default(),
     }
 }
@@ -196,6 +213,35 @@ fn three_engines_on_two_devices_one_of_them_on_both() {
     holds("three on two devices", Config { deaths: false, ..config });
 }
 
+/// Both asked for by requests, in whatever order; nothing by an operator.
+fn asked(capacity: u64, asks: u8) -> Config {
+    let config = two(31, capacity, Tier::Level1);
+    Config { commands: 0, deaths: false, gateway: Gateway { asks, ..Gateway::default() }, ..config }
+}
+
+#[test]
+fn requests_decide_who_serves() {
+    holds("requests, 45", asked(45, 3));
+    holds("requests, 40, frozen", Config { drain: DrainPolicy::Freeze, ..asked(40, 2) });
+    let config = asked(40, 2);
+    holds("requests and an operator", Config { commands: 1, faults: 0, ..config });
+    holds("requests and an agent that is killed", Config { crashes: 1, faults: 0, ..asked(40, 1) });
+    let mut config = asked(45, 2);
+    config.gateway.pinned = vec![0];
+    holds("requests, A pinned", Config { deaths: true, ..config });
+}
+
+#[test]
+fn what_nobody_uses_falls_and_what_is_paused_rests() {
+    let mut config = asked(40, 1);
+    config.gateway.ladders = vec![vec![(10, Tier::Parked), (20, Tier::Level2)], vec![(10, Tier::Stopped)]];
+    holds("ladders", config);
+    let drain = Drain::default();
+    let mut config = asked(45, 1);
+    config.menu = vec![Request::Pause { tier: None, drain }, Request::Resume];
+    holds("maintenance", Config { commands: 2, ..config });
+}
+
 /// The checker must find it, or it would not find ours; and say it in words that name what was broken.
 fn finds(bug: &str, planted: Planted, config: Config, names: &str) {
     let found = check(&format!("planted {bug}"), Config { planted, ..config });
@@ -224,6 +270,12 @@ fn finds_a_skipped_verification() {
 }
 
 #[test]
+fn finds_a_switch_that_nobody_wants_and_a_request_that_is_forgotten() {
+    finds("unwanted switch", planted::deaf_to_hang_ups(), asked(40, 1), "nobody wants");
+    finds("forgotten request", planted::deaf_to_requests(), asked(40, 1), "nothing is due");
+}
+
+#[test]
 fn finds_an_accepted_late_reply() {
     finds("accepted late reply", planted::late_reply(), two(31, 40, Tier::Level1), "I3");
 }
@@ -235,12 +287,18 @@ fn killed(config: Config) -> Config {
 
 #[test]
 fn killed_anywhere_with_two_engines() {
-    for (minor, capacity, b) in
-        [(31, 45, Tier::Level1), (31, 40, Tier::Parked), (20, 35, Tier::Level1), (16, 35, Tier::Stopped)]
-    {
+    for (minor, capacity, b, besides) in [
+        (31, 45, Tier::Level1, false),
+        (31, 40, Tier::Parked, true),
+        (20, 35, Tier::Level1, true),
+        (16, 35, Tier::Stopped, false),
+    ] {
         let name = format!("killed, 0.{minor}, {capacity}, B at {b}");
         let config = killed(Config { commands: 1, ..two(minor, capacity, b) });
         holds(&name, config.clone());
+        if !besides {
+            continue;
+        }
         // With three things gone wrong the one that cannot be put back may be the one that stays.
         let config = Config { faults: 2, places_are_taken: true, ..config };
         holds(&format!("{name}, two faults besides"), config);
@@ -284,7 +342,8 @@ fn killed_with_three_engines_on_two_devices() {
     config.engines.push(both);
     config.menu =
         vec![switch(2, None), switch(0, None), everything(1).swap_remove(1), everything(1).swap_remove(4)];
-    holds("killed, three on two devices", killed(config.clone()));
+    holds("killed, three on two devices", killed(Config { commands: 1, ..config.clone() }));
+    holds("killed, three on two devices, two commands", killed(Config { faults: 0, ..config.clone() }));
     // Two that share no device, at once, and one beside them.
     config.engines[2] = Setting { devices: vec![1], ..engine(size(6, 2, 1), 31, Tier::Parked) };
     config.menu = vec![switch(2, None), everything(0).swap_remove(1), switch(1, None)];

@@ -1,8 +1,9 @@
 //! Bugs put between the core and the world. The check must find each of them.
 
-use crate::system::{Planted, Sys};
+use crate::system::{NOW, Planted, Sys};
 use hotbunk_core::adopt::Process;
 use hotbunk_core::call::SleepingAnswer;
+use hotbunk_core::demand::Demand;
 use hotbunk_core::effect::Ticket;
 use hotbunk_core::event::Event;
 use hotbunk_core::tier::Tier;
@@ -79,6 +80,26 @@ pub(crate) fn work_forgotten() -> Planted {
     let event = |_: &Sys, event: &mut Event| {
         let Event::Adopted(adoption) = event else { return };
         adoption.work = None;
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// That nobody waits any more is never heard.
+pub(crate) fn deaf_to_hang_ups() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        if let Event::Demand { engine, demand: Demand { held: 0, .. } } = *event {
+            *event = Event::Used { engine, in_flight: 0, at: NOW };
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// That requests are held is never heard.
+pub(crate) fn deaf_to_requests() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        if let Event::Demand { demand, .. } = event {
+            *demand = Demand::default();
+        }
     };
     Planted { event, ..Planted::default() }
 }

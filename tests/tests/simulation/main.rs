@@ -10,6 +10,7 @@ mod system;
 #[path = "../model/world.rs"]
 mod world;
 
+use hotbunk_core::demand::{self, Eta};
 use hotbunk_core::effect::{Action, Ticket};
 use hotbunk_core::event::{Drain, Request};
 use hotbunk_core::ids::EngineId;
@@ -20,6 +21,7 @@ use hotbunk_core::time::Moment;
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::time::{Duration, Instant, SystemTime};
+use system::gateway::{Does, Gateway};
 use system::{Act, Config, How, NOW, Planted, Setting, Sys, UNIT};
 use world::{Size, vllm};
 
@@ -129,6 +131,14 @@ fn node(dice: &mut Dice) -> Config {
             Request::Reset(engine),
         ]);
     }
+    let drain = Drain::default();
+    let tier = dice.of(&[None, None, Some(Tier::Parked), Some(Tier::Stopped)]);
+    menu.extend([Request::Pause { tier, drain }, Request::Resume, Request::Resume]);
+    let gateway = Gateway {
+        asks: u8::MAX,
+        ladders: (0..count).map(|_| if dice.one_in(3) { ladder(dice) } else { Vec::new() }).collect(),
+        pinned: if dice.one_in(4) { vec![0] } else { Vec::new() },
+    };
     Config {
         engines,
         devices,
@@ -142,8 +152,22 @@ fn node(dice: &mut Dice) -> Config {
         rehearse: dice.one_in(2),
         places_are_taken: true,
         drain: dice.of(&[DrainPolicy::Wait, DrainPolicy::Wait, DrainPolicy::Freeze, DrainPolicy::Abort]),
+        gateway,
         planted: Planted::default(),
     }
+}
+
+/// Rungs of an idle ladder, and the seconds after which they are due.
+fn ladder(dice: &mut Dice) -> Vec<(u64, Tier)> {
+    let mut after = 0;
+    let mut rungs = Vec::new();
+    for tier in [Tier::Parked, Tier::Level1, Tier::Level2, Tier::Stopped] {
+        after += 5 + dice.roll(120);
+        if !dice.one_in(3) {
+            rungs.push((after, tier));
+        }
+    }
+    rungs
 }
 
 /// What is due when.
@@ -158,6 +182,10 @@ struct Life {
     tick: Moment,
     command: Moment,
     trouble: Moment,
+    /// When the gateway does something next.
+    gateway: Moment,
+    /// How often maintenance may still be ended.
+    resumes: u8,
     quiet: bool,
     /// How long nobody watches after the agent has been killed.
     away: Duration,
@@ -182,6 +210,8 @@ impl Life {
             tick: NOW + Duration::from_secs(1),
             command: NOW,
             trouble: NOW + Duration::from_secs(5),
+            gateway: NOW + Duration::from_secs(1),
+            resumes: 5,
             quiet: false,
             away: Duration::ZERO,
             faults: 0,
@@ -263,11 +293,37 @@ impl Life {
                 earlier(self.trouble, trouble);
             }
         }
+        // What waits for an engine that serves is let through at once; other requests come and go.
+        let may_do = self.sys.may_do();
+        let through = may_do
+            .iter()
+            .find(|(at, does)| *does == Does::LetGo && self.sys.node.engine(EngineId(*at)).is_serving())
+            .copied();
+        let may_do: Vec<(u16, Does)> = match through {
+            Some(through) => vec![through],
+            None => may_do.into_iter().filter(|(_, does)| !self.quiet || *does == Does::End).collect(),
+        };
+        if !may_do.is_empty() {
+            let (at, does) = self.dice.of(&may_do);
+            let due = if through.is_some() { self.now } else { self.gateway };
+            earlier(due, Act::Gateway(at, does));
+        }
+        if self.quiet && self.resumes > 0 && self.sys.node.is_paused() && self.sys.pending.is_empty() {
+            let resume = self.config.menu.iter().position(|r| *r == Request::Resume).unwrap_or(0);
+            earlier(self.command, Act::Command(resume));
+        }
         let (at, act) = next;
-        self.now = at;
+        self.now = at.max(self.now);
         match &act {
             Act::Tick => self.tick = self.now + Duration::from_secs(1),
-            Act::Command(_) => self.command = self.now + self.dice.millis(10, 40_000),
+            Act::Command(_) => {
+                self.resumes -= u8::from(self.quiet);
+                self.command = self.now + self.dice.millis(10, 40_000);
+            }
+            Act::Gateway(..) => {
+                let sometimes = if self.dice.one_in(4) { 60_000 } else { 2_000 };
+                self.gateway = self.now + self.dice.millis(1, sometimes);
+            }
             Act::Crash(_) => {
                 self.faults += 1;
                 self.trouble = self.now + self.dice.millis(1_000, 120_000);
@@ -301,16 +357,30 @@ impl Life {
             story.push(format!("[{:.1} s] {act:?}", self.now.since(NOW).as_secs_f64()));
         }
         (self.sys.commands, self.sys.faults, self.sys.ticks) = (u8::MAX, u8::MAX, u8::MAX);
+        self.sys.asks = u8::MAX;
         if let Act::Crash(_) = act {
             self.now = self.now + self.away;
         }
         self.sys.happen(&self.config, &act, self.now);
-        self.sys.at_rest();
+        self.sys.at_rest(self.now);
         self.sys.broken.clone().map_or(Ok(()), Err)
     }
 
     fn rests(&self) -> bool {
-        let backoff = |e: &hotbunk_core::state::Engine| matches!(e.condition, Condition::Backoff(_));
+        let paused = self.sys.node.is_paused();
+        if paused && self.resumes > 0 {
+            return false;
+        }
+        let backoff =
+            |e: &hotbunk_core::state::Engine| matches!(e.condition, Condition::Backoff(_)) && !paused;
+        let waits = |id: EngineId| {
+            let e = self.sys.node.engine(id);
+            let eta = demand::eta(&self.sys.node, id, self.now);
+            e.demand.held > 0 && !matches!(eta, Eta::Never(_))
+        };
+        if self.sys.node.ids().any(waits) {
+            return false;
+        }
         self.sys.pending.is_empty() && self.sys.exits.is_empty() && !self.sys.node.engines.iter().any(backoff)
     }
 

@@ -160,6 +160,7 @@ impl Cx<'_> {
                     repaired: Vec::new(),
                     relaunched: Vec::new(),
                     attempts: 0,
+                    moved: false,
                     stage: Stage::Forward,
                     failure: None,
                     first_token: None,

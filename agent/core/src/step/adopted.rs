@@ -40,6 +40,7 @@ impl Cx<'_> {
         for id in ids {
             self.go_on_with(id, &engines, &own);
         }
+        self.unwanted_now();
     }
 
     /// An engine as it was kept, with what it can do now.

@@ -5,7 +5,7 @@ use crate::backoff::Verdict;
 use crate::call::Call;
 use crate::creep::Creep;
 use crate::effect::{Action, Bound, Effect, Incident, Note, Ticket};
-use crate::event::By;
+use crate::event::{By, Request};
 use crate::ids::{EngineId, OperationId};
 use crate::ledger;
 use crate::program::{Cause, Failure, Step, incident_of};
@@ -73,7 +73,7 @@ impl Cx<'_> {
             Step::Take(_) => {
                 let now = self.now;
                 if let Some(op) = self.op(id) {
-                    op.leg_began = now;
+                    (op.leg_began, op.moved) = (now, true);
                 }
                 self.transit(engine, "an operation takes it", |e| e.condition = Condition::Moving);
             }
@@ -107,7 +107,8 @@ impl Cx<'_> {
         let now = self.now;
         let Some(op) = self.op(id) else { return };
         let (began, freeze) = (op.leg_began, op.drain == DrainPolicy::Freeze);
-        let reason = op.request.verb();
+        let ladder = op.by == By::Agent && matches!(op.request, Request::Sleep { .. });
+        let reason = if ladder { "idle" } else { op.request.verb() };
         let wanted_awake = op.leads_to_awake(engine).unwrap_or(tier == Tier::Awake);
         let bytes = ledger::bytes_at(self.node.engine(engine), tier);
         self.transit(engine, reason, |e| {
@@ -369,8 +370,8 @@ impl Cx<'_> {
         op.failure.get_or_insert(failure.clone());
         match op.stage {
             // What cannot come back does not keep the others from it.
-            Stage::Forward if op.request == crate::event::Request::Resume => {
-                op.skip_leg(failure.engine);
+            Stage::Forward if op.request == Request::Resume => {
+                op.program.retain(|s| s.engine() != Some(failure.engine));
                 steps.into_iter().rev().for_each(|s| op.program.push_front(s));
             }
             Stage::Forward => {
@@ -396,12 +397,13 @@ impl Cx<'_> {
         let Some(op) = self.op(id) else { return };
         op.attempts = 0;
         let kill = Step::Kill(engine);
-        let pauses = matches!(op.request, crate::event::Request::Pause { .. });
+        let pauses = matches!(op.request, Request::Pause { .. });
         let replaces = pauses || (op.incoming.is_some() && op.outgoing.contains(&engine));
         match op.stage {
-            Stage::Forward if op.request == crate::event::Request::Resume => {
+            // What cannot come back does not keep the others from it.
+            Stage::Forward if op.request == Request::Resume => {
                 op.failure.get_or_insert(failure);
-                op.skip_leg(engine);
+                op.program.retain(|s| s.engine() != Some(engine));
                 op.program.push_front(kill);
             }
             Stage::Forward if replaces => {

@@ -8,7 +8,7 @@ use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::ladder;
 use crate::program::{Cause, Step};
 use crate::spec::DrainPolicy;
-use crate::state::{Operation, Stage};
+use crate::state::{Condition, Drift, Operation, Stage};
 use crate::time::Moment;
 use std::time::Duration;
 
@@ -25,13 +25,30 @@ impl Cx<'_> {
         } else {
             // A ladder would take the device away from who is needed.
             let devices = self.node.engine(engine).spec.devices.clone();
-            self.revocable(|op| {
-                let ladder = op.by == By::Agent && matches!(op.request, Request::Sleep { .. });
-                ladder && op.devices.iter().any(|d| devices.contains(d))
-            })
+            self.revocable(|op| is_ladder(op) && op.devices.iter().any(|d| devices.contains(d)))
         };
         for id in given_up {
             self.cancel(id);
+        }
+    }
+
+    /// Who waited for a switch was waiting for an agent that is gone: what had not begun is given up.
+    pub(super) fn unwanted_now(&mut self) {
+        let nobody = |op: &Operation| {
+            op.by == By::Gateway && op.incoming.is_some_and(|to| self.node.engine(to).demand.held == 0)
+        };
+        for id in self.revocable(nobody) {
+            self.cancel(id);
+        }
+    }
+
+    /// A cycle run has begun or ended.
+    pub(super) fn cycle(&mut self, runs: bool) {
+        self.node.cycle = runs;
+        if runs {
+            for id in self.revocable(own_accord) {
+                self.cancel(id);
+            }
         }
     }
 
@@ -81,7 +98,17 @@ impl Cx<'_> {
         match op.by {
             // Given up because nobody wants it any more: whoever comes next is no repetition.
             By::Gateway if cancelled && e.demand.held == 0 => {}
-            By::Gateway if op.failure.is_some() => e.retry.failed(now.since(op.accepted), now),
+            By::Gateway if op.failure.is_some() => {
+                let own =
+                    op.failure.as_ref().is_some_and(|f| f.engine == engine && f.cause.is_of_the_engine());
+                e.retry.own = if own { e.retry.own.saturating_add(1) } else { 0 };
+                e.retry.failed(now.since(op.accepted), now);
+                if e.retry.is_hopeless() && e.process && e.condition == Condition::Settled {
+                    e.retry.own = 0;
+                    let reason = "it cannot be woken: it is ended and started anew";
+                    self.transit(engine, reason, |e| e.condition = Condition::Adrift(Drift::Unresolved));
+                }
+            }
             // Well ended, or given up for somebody's demand: the rungs still count from the last use.
             By::Agent if op.failure.is_none() || (cancelled && pressed) => e.ladder_from = Moment(0),
             _ => {}
@@ -93,10 +120,7 @@ impl Cx<'_> {
         if !matches!(by, By::Operator | By::Cycle) {
             return;
         }
-        let own = |op: &Operation| {
-            let ladder = op.by == By::Agent && matches!(op.request, Request::Sleep { .. });
-            (op.by == By::Gateway || ladder) && op.request != *request
-        };
+        let own = |op: &Operation| own_accord(op) && op.request != *request;
         for id in self.revocable(|op| own(op) && op.devices.iter().any(|d| devices.contains(d))) {
             self.cancel(id);
         }
@@ -107,8 +131,18 @@ impl Cx<'_> {
         let drains = |op: &Operation| {
             op.current.as_ref().is_some_and(|c| matches!(c.step, Step::Drain(_)))
                 && op.stage == Stage::Forward
-                && !self.node.has_moved(op)
+                && !op.moved
         };
         self.node.operations.iter().filter(|op| kind(op) && drains(op)).map(|op| op.id).collect()
     }
+}
+
+/// The fall of an idle ladder.
+fn is_ladder(op: &Operation) -> bool {
+    op.by == By::Agent && matches!(op.request, Request::Sleep { .. })
+}
+
+/// What nobody has asked for: a switch for requests that wait, the fall of an idle ladder.
+fn own_accord(op: &Operation) -> bool {
+    op.by == By::Gateway || is_ladder(op)
 }

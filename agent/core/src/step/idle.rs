@@ -58,7 +58,7 @@ impl Cx<'_> {
         if self.node.closing || self.node.is_paused() {
             return;
         }
-        if self.next_turn() {
+        if !self.node.cycle && self.next_turn() {
             return;
         }
         let node = &*self.node;
@@ -79,6 +79,10 @@ impl Cx<'_> {
             let e = self.node.engine(engine);
             let awake = e.wanted_awake || e.demand.held > 0;
             return self.own(Request::Start { engine, rehearse: None, awake });
+        }
+        // A cycle has the engines to itself.
+        if self.node.cycle {
+            return;
         }
         match creep::recycle_now(self.node) {
             Some(engine) => {

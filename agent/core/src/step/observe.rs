@@ -60,6 +60,11 @@ impl Cx<'_> {
         let idle = tells_idle && (!awake || survey.running == Some(0));
         e.watch.idle = if idle { e.watch.idle.saturating_add(1).min(IDLE_SURVEYS) } else { 0 };
         let (Some(running), Some(tokens)) = (survey.running, survey.tokens) else { return };
+        // Who asks an engine directly uses it as well. What operations ask of it is over before it is counted first.
+        if awake && (running > 0 || (e.watch.counted && tokens != e.watch.tokens)) {
+            e.used_at = now;
+        }
+        e.watch.counted = true;
         if !awake || running == 0 || tokens != e.watch.tokens {
             e.watch.tokens = tokens;
             e.watch.progress_at = now;

@@ -60,6 +60,8 @@ impl Sys {
         }
         self.exits.clear();
         self.surveys.clear();
+        // Who waited was waiting for the agent that is gone.
+        self.held.fill(false);
         let kept = adopt::keep(&self.node);
         let mut node = Node::new(
             self.node.engines.iter().map(|e| e.spec.clone()).collect(),

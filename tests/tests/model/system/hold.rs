@@ -149,7 +149,9 @@ impl Sys {
                 let Some(at) = self.observed.iter().position(|o| o.id == *ended) else { return };
                 let observed = self.observed.remove(at);
                 let chooses = !matches!(observed.request, Request::Reset(_));
-                if failure.is_none() && observed.by != By::Agent && chooses {
+                // Its own ladder puts out of use what nobody uses.
+                let ladder = observed.by == By::Agent && matches!(observed.request, Request::Sleep { .. });
+                if failure.is_none() && (observed.by != By::Agent || ladder) && chooses {
                     let to = observed.request.engine();
                     let switched = !matches!(observed.request, Request::Stop { .. } | Request::Sleep { .. });
                     for at in 0..self.goal.len() {
@@ -304,18 +306,20 @@ impl Sys {
                 return self.fail("an operation waits for nothing");
             }
         }
+        self.nobody_switches_in_vain();
         if self.since > TOO_MANY {
             self.fail("it goes in circles");
         }
     }
 
     /// What must hold where nothing is owed any more.
-    pub(crate) fn at_rest(&mut self) {
+    pub(crate) fn at_rest(&mut self, now: Moment) {
         let backoff = self.node.engines.iter().any(|e| matches!(e.condition, Condition::Backoff(_)));
         if self.broken.is_some() || !self.waits_for_nothing() || backoff {
             return;
         }
         self.since = 0;
+        self.nobody_is_forgotten(now);
         if !self.node.operations.is_empty() || !self.node.queue.is_empty() {
             return self.fail("something waits for ever");
         }

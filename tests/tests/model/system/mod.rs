@@ -6,9 +6,11 @@
 
 mod answer;
 mod crash;
+pub(crate) mod gateway;
 mod hold;
 
 use crate::world::{Proc, Size, Weights};
+use gateway::{Does, Gateway};
 use hotbunk_core::backoff::BackoffPolicy;
 use hotbunk_core::call::{Call, SleepLevel, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
@@ -85,6 +87,8 @@ pub(crate) struct Config {
     pub(crate) places_are_taken: bool,
     /// Drain policy.
     pub(crate) drain: DrainPolicy,
+    /// What a gateway asks for, and what happens where nobody asks.
+    pub(crate) gateway: Gateway,
     /// Bugs, to see that they are found.
     pub(crate) planted: Planted,
 }
@@ -135,6 +139,8 @@ pub(crate) enum Act {
     Die(u16),
     /// Somebody else puts it to sleep or wakes it.
     Meddle(u16),
+    /// The gateway does something about an engine.
+    Gateway(u16, Does),
     /// Time passes.
     Tick,
     /// The agent is killed, and another one takes over.
@@ -200,6 +206,10 @@ pub(crate) struct Sys {
     pub(crate) crashes: u8,
     /// Ticks left.
     pub(crate) ticks: u8,
+    /// What the gateway holds, by engine.
+    pub(crate) held: Vec<bool>,
+    /// Requests that may still come.
+    pub(crate) asks: u8,
     /// Actions since the last thing that went wrong.
     pub(crate) since: u16,
     /// Operations under way, as the notes told.
@@ -233,8 +243,12 @@ impl Sys {
             timeouts: Timeouts::default(),
             stop_grace: Duration::from_secs(5),
             backoff: BackoffPolicy { budget: 3, ..BackoffPolicy::default() },
-            turn: hotbunk_core::spec::Turn::default(),
-            ladder: Vec::new(),
+            turn: hotbunk_core::spec::Turn {
+                min_residency: Duration::ZERO,
+                pinned: config.gateway.pinned.iter().any(|p| usize::from(*p) == at),
+                ..hotbunk_core::spec::Turn::default()
+            },
+            ladder: config.gateway.ladder(at),
             recycle: hotbunk_core::creep::Recycle::default(),
         };
         let device = |(at, (capacity, max_awake)): (usize, &(u64, u16))| DeviceSpec {
@@ -299,6 +313,8 @@ impl Sys {
         Sys {
             goal: config.engines.iter().map(|s| s.at == Tier::Awake).collect(),
             tampered: vec![false; config.engines.len()],
+            held: vec![false; config.engines.len()],
+            asks: config.gateway.asks,
             node,
             procs,
             pending: Vec::new(),
@@ -432,6 +448,7 @@ impl Sys {
                 };
                 self.procs[e].call(&caps, config.engines[e].size, call, room);
             }
+            Act::Gateway(at, does) => self.does(config, *at, *does, now),
             Act::Crash(leaves) => {
                 self.crashes = self.crashes.saturating_sub(1);
                 self.since = 0;

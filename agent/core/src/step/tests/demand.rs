@@ -474,3 +474,105 @@ fn cycles_and_the_starts_of_the_agent_wait_for_the_end_of_maintenance() {
     s.asks().ok_to_the_end().serving(A);
     assert!(s.node.queue.is_empty());
 }
+
+#[test]
+fn a_reload_that_fails_leaves_an_engine_that_can_be_woken() {
+    // From 0.31 on the engine goes back to sleep itself; before, it would believe for ever that its weights are awake.
+    for (minor, then) in [(31, "  A: POST /sleep?level=2&mode=wait"), (28, "  stop A's processes")] {
+        let mut s = Session::new(minor, 45, &[Tier::Level2, Tier::Level1]);
+        s.held(A).ok().answer(refused());
+        assert!(s.log.iter().any(|l| l == then), "{:#?}", s.log);
+        s.ok_to_the_end().lives(secs(120)).ok_to_the_end().serving(A);
+    }
+}
+
+#[test]
+fn an_engine_that_will_not_wake_is_started_anew() {
+    let mut s = Session::new(31, 45, &[Tier::Level1, Tier::Level1]);
+    s.held(A);
+    for _ in 0..3 {
+        // Refused twice; what has been mapped goes back.
+        s.answer(refused()).answer(refused()).ok_to_the_end().lives(secs(5));
+    }
+    assert!(s.log.iter().any(|l| l == "  A: adrift → moving"), "{:#?}", s.log);
+    s.ok_to_the_end().lives(secs(120)).ok_to_the_end().serving(A);
+}
+
+#[test]
+fn without_a_residency_too_what_an_engine_was_woken_for_gets_through() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    [A, B].into_iter().for_each(|id| s.node.engine_mut(id).spec.turn.min_residency = Duration::ZERO);
+    s.held(B).held(A).now = s.now + secs(3_600);
+    // Both have waited far beyond their patience.
+    s.ok_to_the_end().rests().serving(B);
+    assert_eq!(s.node.next_deadline(s.now), Some(s.now + Duration::from_millis(100)));
+    s.let_go(B);
+    assert_eq!(s.node.operations.len(), 1, "{:#?}", s.log);
+}
+
+#[test]
+fn a_resumption_whose_start_fails_opens_nothing() {
+    let mut s = Session::new(31, 60, &[Tier::Awake, Tier::Level1]);
+    s.node.engine_mut(A).spec.rehearse = true;
+    s.pauses(Some(Tier::Stopped)).ok_to_the_end().asks().answer(StepResult::SpawnFailed("no".into()));
+    s.ok_to_the_end();
+    assert!(!s.node.engine(A).admission && s.node.paused.is_none());
+    s.lives(secs(60)).ok_to_the_end().serving(A);
+}
+
+#[test]
+fn a_start_that_begins_anew_has_begun_all_the_same() {
+    // B's rehearsal fails and its processes outlive their end: it holds nothing and is where it was, and still the
+    // switch to it is no more one that could be given up.
+    let mut s = Session::new(31, 60, &[Tier::Awake, Tier::Stopped]);
+    s.node.engine_mut(B).spec.rehearse = true;
+    s.held(B).ok_until(|a| matches!(a, Action::Call { .. })).let_go(B);
+    s.answer(StepResult::Called(CallOutcome::Unknown))
+        .ok_until(|a| matches!(a, Action::Stop { .. }))
+        .answer(StepResult::Stopped { left: 1 })
+        .ok_to_the_end();
+    s.rests().serving(A);
+}
+
+#[test]
+fn a_cycle_run_has_the_engines_to_itself() {
+    let mut s = Session::new(31, 40, &[Tier::Awake, Tier::Level1]);
+    ladder(&mut s.node, A);
+    s.held(B)
+        .ok_until(is_drain)
+        .say(Event::Cycle { runs: true })
+        .answer(StepResult::Drained)
+        .rests()
+        .serving(A);
+    assert_eq!(s.eta(B), Eta::Never(Never::Cycle));
+    assert_eq!(s.eta(A), Eta::Serving);
+    s.lives(secs(3_600)).rests().serving(A);
+    s.say(Event::Cycle { runs: false }).ok_to_the_end().serving(B);
+}
+
+#[test]
+fn who_asks_an_engine_directly_uses_it_as_well() {
+    let counts = |running, tokens| Survey {
+        sleeping: SleepingAnswer::Says { is_sleeping: false },
+        running: Some(running),
+        tokens: Some(tokens),
+        device_bytes: None,
+    };
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    ladder(&mut s.node, A);
+    let surveyed = |s: &mut Session, running, tokens| {
+        s.now = s.now + secs(20);
+        s.say(Event::Surveyed { engine: A, generation: 1, survey: counts(running, tokens) });
+    };
+    s.used(A, 0);
+    // The first count says only what there was before.
+    surveyed(&mut s, 0, 500);
+    assert_eq!(s.node.engine(A).used_at, s.now - secs(20));
+    surveyed(&mut s, 0, 510);
+    surveyed(&mut s, 1, 510);
+    s.rests().serving(A);
+    assert_eq!(s.node.engine(A).used_at, s.now);
+    surveyed(&mut s, 0, 510);
+    s.lives(secs(10)).ok_to_the_end();
+    assert_eq!(s.tier(A), Tier::Parked);
+}
