@@ -14,6 +14,7 @@ use crate::tier::Tier;
 use crate::time::Moment;
 use std::time::Duration;
 
+mod adopted;
 mod creep;
 
 const A: EngineId = EngineId(0);

@@ -207,7 +207,7 @@ impl Collected {
                 }
                 Ok(Some(Err(error))) => {
                     leased.lease.settle(0);
-                    tracing::warn!(engine = leased.lease.engine().0, %error, "an answer broke off");
+                    tracing::debug!(engine = leased.lease.engine().0, %error, "an answer broke off");
                     let message =
                         "the engine closed the connection before its answer's end; send the request again";
                     return Err(Cut::Failed(super::answer::Failure::ours("engine_gone", message, 1)));

@@ -157,7 +157,7 @@ impl Stream {
             let frame = match next {
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => {
-                    tracing::warn!(engine = live.leased.lease.engine().0, %error, "a stream broke off");
+                    tracing::debug!(engine = live.leased.lease.engine().0, %error, "a stream broke off");
                     self.fail(&ended(Aborted::Died));
                     return Poll::Ready(None);
                 }

@@ -260,8 +260,10 @@ impl Bench {
                         there = false;
                         drop(agent.submit(reset(&engine.name)).await);
                     }
+                    // Its rehearsal may have failed in the storm: then it is left stopped until that is forgotten.
                     Condition::Stopped { .. } => {
                         there = false;
+                        drop(agent.submit(reset(&engine.name)).await);
                         drop(agent.submit(start(&engine.name)).await);
                     }
                     _ => there = false,
