@@ -160,7 +160,7 @@ impl Node {
             dir.join("device-ledger.json"),
             self.max_awake,
         );
-        let listen = self.gateway.map_or("none".to_owned(), |address| address.to_string());
+        let listen = self.gateway.map_or_else(|| "none".to_owned(), |address| address.to_string());
         write!(text, "\n[gateway]\nlisten = {listen:?}\n{}\n", self.tenants)?;
         for engine in &self.engines {
             let (weights, utilization) = if engine.role == "A" { (28, "0.80") } else { (4, "0.25") };

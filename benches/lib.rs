@@ -9,6 +9,7 @@
 //! cargo bench -p hotbunk-benches --bench reference                the reference cycle, 20 times faster
 //! cargo bench -p hotbunk-benches --bench rest                     the agent at rest for 30 s (`-- --quick`: 10 s)
 //! cargo bench -p hotbunk-benches --bench gateway                  the gateway beside nginx (`-- --quick`: less of it)
+//! cargo bench -p hotbunk-benches --bench gateway -- latency       one of throughput, latency, streams, flood
 //! ```
 //!
 //! All but `planner` run the released agent with simulated engines, real processes and a real journal, and read what

@@ -31,8 +31,20 @@ mod streams;
 mod throughput;
 mod wire;
 
+use anyhow::bail;
+use comfy_table::Table;
 use hotbunk_benches::{Asked, machine, say, table};
 use rig::Rig;
+use tokio::runtime::Runtime;
+
+type Measure = fn(&Asked, &Runtime, &Rig, &mut Table) -> anyhow::Result<()>;
+/// What is measured, in this order; named on the command line, those alone.
+const FIGURES: [(&str, Measure); 4] = [
+    ("throughput", throughput::measure),
+    ("latency", latency::measure),
+    ("streams", streams::measure),
+    ("flood", flood::measure),
+];
 
 fn main() -> anyhow::Result<()> {
     let words: Vec<String> = std::env::args().skip(1).collect();
@@ -40,6 +52,9 @@ fn main() -> anyhow::Result<()> {
         return backend::run(&words[1..]);
     }
     let asked = Asked::of_arguments()?;
+    if let Some(name) = asked.names.iter().find(|n| !FIGURES.iter().any(|(known, _)| known == n)) {
+        bail!("there is no figure {name}");
+    }
     // Streams need two files each, in every process between.
     rig::raise_file_limit()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -47,10 +62,10 @@ fn main() -> anyhow::Result<()> {
     say(&format!("the agent (pid {}) beside {} ({})", rig.agent(), rig.nginx_version(), machine()));
 
     let mut goals = table(&["figure", "is", "goal", ""]);
-    throughput::measure(&asked, &runtime, &rig, &mut goals)?;
-    latency::measure(&asked, &runtime, &rig, &mut goals)?;
-    streams::measure(&asked, &runtime, &rig, &mut goals)?;
-    flood::measure(&asked, &runtime, &rig, &mut goals)?;
+    let wanted = |name: &str| asked.names.is_empty() || asked.names.iter().any(|n| n == name);
+    for (_, measure) in FIGURES.iter().filter(|(name, _)| wanted(name)) {
+        measure(&asked, &runtime, &rig, &mut goals)?;
+    }
     rig.stop()?;
     say(&format!("\nGoals\n{goals}\n\n{}", machine()));
     Ok(())

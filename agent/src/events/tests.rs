@@ -113,6 +113,7 @@ fn incidents() -> Vec<Incident> {
         Incident::StopForced { engine: engine(), grace: Duration::from_secs(10) },
         Incident::LogFlooded { engine: engine(), lost_bytes: 5000 },
         Incident::LogUnwritable { engine: engine(), lost_bytes: 5000 },
+        Incident::ContainerClientLost { engine: engine() },
         Incident::CycleSkipped { plan: "nightly".into(), reason: "A is serving".into() },
         Incident::JournalSetAside { aside: "journal.db.damaged-x".into(), reason: "malformed".into() },
         Incident::JournalFailed { reason: "disk full".into() },

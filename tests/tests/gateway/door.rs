@@ -145,7 +145,8 @@ impl Door {
     }
 }
 
-fn now_ns() -> u64 {
+/// The boot's monotonic clock, ns.
+pub(crate) fn now_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     u64::try_from(now.tv_sec * 1_000_000_000 + now.tv_nsec).unwrap_or(0)
 }

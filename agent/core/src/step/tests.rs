@@ -267,6 +267,7 @@ impl Session {
 }
 
 mod demand;
+mod turns;
 
 fn refused() -> StepResult {
     StepResult::Called(CallOutcome::Refused { status: 500, message: "no".into() })

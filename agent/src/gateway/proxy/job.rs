@@ -135,7 +135,11 @@ impl Job {
             Ok(Ok((response, connection))) => Ok(Answered { response, connection, leased }),
             Ok(Err(error)) => {
                 lease.settle(0);
-                tracing::warn!(engine = lease.engine().0, error = crate::effects::chain(&error), "no answer");
+                tracing::debug!(
+                    engine = lease.engine().0,
+                    error = crate::effects::chain(&error),
+                    "no answer"
+                );
                 Err(Cut::Failed(Failure::ours("engine_gone", format!("{error}; send the request again"), 1)))
             }
             Err(why) => {

@@ -39,8 +39,14 @@ pub(super) async fn serve(core: Rc<Core>, request: Request<Incoming>) -> Respons
     let target = match route(&parts.method, parts.uri.path()) {
         Route::Forward(target) => target,
         other => {
+            // What there is, is for those who may ask for it.
+            let needs_key = matches!(other, Route::Models | Route::Model(_));
+            let refused = core.hub.authenticate(&parts.headers).err().filter(|_| needs_key);
             let id = head::to_engine(&mut parts.headers, &core.ids);
             body::discard(incoming, UNHEARD).await;
+            if let Some(refusal) = refused {
+                return Failure::from(refusal).answer(Face::OpenAi, &id).map(Reply::from);
+            }
             return own(&core, other, parts.uri.path(), &id).map(Reply::from);
         }
     };

@@ -2,7 +2,7 @@
 
 use super::{eager, pair};
 use hotbunk_api::words::{Drain, Tier};
-use hotbunk_tests::{Switch, until};
+use hotbunk_tests::{Setup, Switch, until};
 
 /// Until the gateway has nothing on any engine.
 async fn until_empty(node: &hotbunk_tests::Node) {
@@ -37,7 +37,13 @@ async fn a_stream_is_waited_for_while_the_other_model_is_asked_for() {
 
 #[tokio::test]
 async fn a_frozen_stream_goes_on_byte_for_byte_after_the_other_model_has_served() {
-    let (node, agent) = pair(|s| eager(s).policy_line("drain = \"freeze\"")).await;
+    // A is busy, so B's requests wait before they put it out: for a tenth of what they may have to wait, since B weighs
+    // nine times as much. The stream runs for longer than that.
+    let impatient = |setup: Setup| {
+        let slow = setup.each(|e| e.speed(20.0).line("max_wait = \"10s\""));
+        eager(slow).engine("B", |e| e.line("weight = 9")).policy_line("drain = \"freeze\"")
+    };
+    let (node, agent) = pair(impatient).await;
     let undisturbed = node.engine("A").complete(3000).await.unwrap();
     let mut stream = node.model("A").stream(3000).await;
     stream.until(5).await;

@@ -1,12 +1,12 @@
 //! Clients that ask both models all the time, and hold still when they are told to.
 
-use crate::door::{Door, Ended, HangUp, Report, Wanted};
+use crate::door::{Door, Ended, HangUp, Report, Wanted, now_ns};
 use crate::draw::{Draw, say};
 use hotbunk_tests::until;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -22,8 +22,8 @@ struct Shared {
     active: AtomicUsize,
     done: AtomicUsize,
     reports: Mutex<Vec<Asked>>,
-    /// When nobody listened: the agent was being replaced.
-    away: Mutex<Vec<(Instant, Option<Instant>)>>,
+    /// When nobody listened, ns of the monotonic clock: the agent was being replaced.
+    away: Mutex<Vec<(u64, Option<u64>)>>,
 }
 
 /// The clients.
@@ -69,8 +69,8 @@ impl Traffic {
     pub(crate) fn away(&self, away: bool) {
         let mut times = self.shared.away.lock().unwrap_or_else(PoisonError::into_inner);
         match times.last_mut() {
-            Some((_, end @ None)) if !away => *end = Some(Instant::now()),
-            _ if away => times.push((Instant::now(), None)),
+            Some((_, end @ None)) if !away => *end = Some(now_ns()),
+            _ if away => times.push((now_ns(), None)),
             _ => {}
         }
     }
@@ -85,8 +85,8 @@ impl Traffic {
             std::mem::take(&mut *self.shared.reports.lock().unwrap_or_else(PoisonError::into_inner));
         let away = self.shared.away.lock().unwrap_or_else(PoisonError::into_inner).clone();
         for (_, report) in &mut reports {
-            let (began, ended) = (report.began, report.began + report.took);
-            let was_away = |(from, to): &(Instant, Option<Instant>)| {
+            let (began, ended) = (report.began_ns, report.ended_ns);
+            let was_away = |(from, to): &(u64, Option<u64>)| {
                 // The one that comes listens a moment before it is known to.
                 began <= to.unwrap_or(ended) && ended >= *from
             };

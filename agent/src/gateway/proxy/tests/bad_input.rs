@@ -61,6 +61,13 @@ async fn the_table() {
             "invalid_api_key",
             "not known",
         ),
+        (
+            "models, no key",
+            "GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".to_owned(),
+            401,
+            "invalid_api_key",
+            "API key",
+        ),
         ("no body", request(path, key, ""), 400, "invalid_json", "not valid JSON"),
         ("malformed", request(path, key, "{\"model\":"), 400, "invalid_json", "not valid JSON"),
         ("an array", request(path, key, "[]"), 400, "invalid_json", "must be a JSON object"),
