@@ -34,7 +34,10 @@ async fn an_engine_that_loses_memory_is_started_anew_once_it_is_idle() {
     // What it lost is back, one process was started for it, and its neighbour was not suspected.
     assert!(node.used_by("A") <= began + 100 * MIB, "{} after {began}", node.used_by("A"));
     assert_eq!(agent.entries("spawned", mark).await.len(), 1, "one recycle");
-    assert_eq!(agent.incident_codes(mark).await, ["residual_creep A"]);
+    // A machine that is busy enough does not even read its device.
+    let seen = agent.incident_codes(mark).await;
+    let seen: Vec<&String> = seen.iter().filter(|code| !code.starts_with("device_")).collect();
+    assert_eq!(seen, ["residual_creep A"]);
     agent.stop().await;
 }
 

@@ -2,7 +2,7 @@
 
 use hotbunk_api::error::ErrorCode;
 use hotbunk_api::words::{State, Strategy, Tier};
-use hotbunk_tests::{Agent, Node, Setup, Switch, kill, stop, until};
+use hotbunk_tests::{Agent, Node, Setup, Switch, kill, stop, until, until_some};
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 use std::fs::{self, File};
 use std::io::Write as _;
@@ -188,7 +188,10 @@ async fn without_descriptors_nothing_spins_and_no_engine_is_taken_for_dead() {
     assert!(used < 100, "{used} ticks of 10 ms within two seconds or so: it spins");
     drop(callers);
     limit_descriptors(agent.pid(), getrlimit(Resource::Nofile).current.unwrap_or(65_536));
-    agent.done(Switch::to("B")).await;
+    // The device could not be read either; it is at the next look.
+    let begun =
+        until_some("switching to be possible", async || agent.submit(Switch::to("B")).await.ok()).await;
+    assert_eq!(agent.wait(&begun.id).await.error, None);
     node.engine("B").serves().await;
     assert_eq!(agent.entries("spawned", mark).await, [], "nobody was started again");
     let seen = agent.incident_codes(mark).await;
