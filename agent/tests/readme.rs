@@ -322,3 +322,22 @@ fn the_map_is_complete_and_everything_named_exists() {
         }
     }
 }
+
+/// README's table of options that do not go with sleeping is the code's table.
+#[test]
+fn the_table_of_known_bad_options_is_the_code_s() {
+    let readme = read("README.md");
+    let written = rows(&section(&readme, "### Options that are known bad"));
+    let code: Vec<Vec<String>> = config::known_bad_table()
+        .iter()
+        .map(|row| {
+            vec![
+                row.when.to_owned(),
+                row.releases.to_string(),
+                row.spoils.as_str().to_owned(),
+                row.cites.to_owned(),
+            ]
+        })
+        .collect();
+    assert_eq!(written, code);
+}

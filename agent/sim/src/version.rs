@@ -103,6 +103,12 @@ impl Version {
         self.from(12, 0)
     }
 
+    /// `max_tokens` that do not fit beside the prompt are as many as fit: seen on 0.32 [run]; before they are taken to be
+    /// refused.
+    pub fn clips_max_tokens(self) -> bool {
+        self.from(32, 0)
+    }
+
     /// `/weight_checker`: 0.32 (1.1 [src]).
     pub fn has_weight_checker(self) -> bool {
         self.from(32, 0)

@@ -228,3 +228,141 @@ impl Former {
 fn value<T: DeserializeOwned>(body: &str) -> Option<T> {
     serde_json::from_str(body).ok()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{self, Facts};
+    use crate::switcher::spec;
+    use hotbunk_core::event::Event;
+    use hotbunk_core::ids::EngineId;
+    use hotbunk_core::step::step;
+    use hotbunk_core::tier::Tier;
+    use hotbunk_core::time::Moment;
+    use std::path::Path;
+
+    const TWO: &str = r#"
+        [[engine]]
+        name = "A"
+        device = "none"
+        model = "a"
+        port = 8101
+        command = ["vllm", "serve", "a", "--host", "127.0.0.1", "--port", "8101"]
+        env = { VLLM_SERVER_DEV_MODE = "1" }
+        [[engine]]
+        name = "B"
+        device = "none"
+        model = "b"
+        port = 8102
+        command = ["vllm", "serve", "b", "--host", "127.0.0.1", "--port", "8102"]
+        env = { VLLM_SERVER_DEV_MODE = "1" }
+    "#;
+
+    fn node() -> Node {
+        let (config, _) = config::parse(TWO, Path::new("hotbunk.toml"), &Facts::default()).unwrap();
+        let unknown = |_: &str| None;
+        let (engines, devices) = (spec::engines(&config, unknown), spec::devices(&config, unknown));
+        Node::new(engines, devices, spec::policy(&config, None), 1)
+    }
+
+    /// A start of A is under way, a command of a client.
+    fn begun(keeper: &mut Keeper) -> Node {
+        let mut node = node();
+        let id = node.number();
+        let request = Request::Start { engine: EngineId(0), rehearse: None, awake: true };
+        let client = Client {
+            id: "mine".to_owned(),
+            request: serde_json::from_str(r#"{"kind":"start","engine":"A"}"#).unwrap(),
+            initiator: Initiator::Agent,
+        };
+        let order = Order { request: request.clone(), by: By::Operator, run: None, client: Some(client) };
+        keeper.order(id, &order);
+        step(&mut node, Event::Command { id, request, by: By::Operator }, Moment(5));
+        node
+    }
+
+    fn written(changes: Vec<Keep>, table: &mut BTreeMap<String, String>) {
+        for Keep { key, body } in changes {
+            match body {
+                Some(body) => drop(table.insert(key, body)),
+                None => drop(table.remove(&key)),
+            }
+        }
+    }
+
+    fn read(table: &BTreeMap<String, String>, boot: &str) -> Former {
+        Former::read(table.clone().into_iter().collect(), boot)
+    }
+
+    #[test]
+    fn what_is_written_is_read_back_whole() {
+        let (mut keeper, mut table) = (Keeper::default(), BTreeMap::new());
+        let node = begun(&mut keeper);
+        written(keeper.changes(&node), &mut table);
+        let boot = crate::process::tree::boot_id().unwrap();
+        let former = read(&table, &boot);
+        let kept = adopt::keep(&node);
+        assert!(former.same_boot && former.unreadable.is_empty(), "{former:?}");
+        assert_eq!(former.work.as_ref(), Some(&kept.work));
+        assert_eq!(former.engines.values().collect::<Vec<_>>(), kept.engines.iter().collect::<Vec<_>>());
+        assert_eq!(former.orders[&OperationId(1)].client.as_ref().map(|c| c.id.as_str()), Some("mine"));
+        assert!(former.work.is_some_and(|work| work.fits(&node)));
+        assert_eq!(keeper.changes(&node), [], "what stands there is not written again");
+        // Another order of engines makes its ids mean nothing.
+        let mut other = node.clone();
+        other.engines.reverse();
+        assert!(!kept.work.fits(&other));
+    }
+
+    #[test]
+    fn what_another_boot_has_left_is_not_taken_for_this_one() {
+        let (mut keeper, mut table) = (Keeper::default(), BTreeMap::new());
+        written(keeper.changes(&begun(&mut Keeper::default())), &mut table);
+        assert!(!read(&table, "another boot").same_boot);
+    }
+
+    #[test]
+    fn an_order_is_kept_as_long_as_its_operation_and_an_end_longer() {
+        let (mut keeper, mut table) = (Keeper::default(), BTreeMap::new());
+        let mut node = begun(&mut keeper);
+        written(keeper.changes(&node), &mut table);
+        assert!(table.contains_key("order/1"));
+        node.operations.clear();
+        let shown: Operation = serde_json::from_value(serde_json::json!({
+            "id": "mine", "number": 1, "kind": "start", "engine": "A", "from": null, "request": null,
+            "initiator": {"by": "agent"}, "state": "running", "note": null, "error": null, "plan": null, "steps": [],
+            "accepted_at": 1.0, "ended_at": 2.0, "elapsed_s": 1.0, "first_token_s": null, "eta_s": null,
+        }))
+        .unwrap();
+        for number in 1..=u64::try_from(DONE).unwrap() + 3 {
+            keeper.ended(OperationId(number), Operation { number: Some(number), ..shown.clone() });
+        }
+        written(keeper.changes(&node), &mut table);
+        let former = read(&table, "");
+        assert!(former.orders.is_empty());
+        // The last ones, in their order, each with its end.
+        let numbers: Vec<Option<u64>> = former.done.iter().map(|done| done.number).collect();
+        assert_eq!(numbers.len(), DONE);
+        assert_eq!((numbers[0], numbers[DONE - 1]), (Some(4), Some(DONE as u64 + 3)));
+        assert!(former.done.iter().all(|done| done.state == State::Succeeded));
+    }
+
+    #[test]
+    fn what_was_not_written_is_written_again_and_what_cannot_be_read_is_named() {
+        let mut keeper = Keeper::default();
+        let mut node = begun(&mut keeper);
+        let first = keeper.changes(&node);
+        keeper.lost();
+        assert_eq!(keeper.changes(&node), first);
+        node.engine_mut(EngineId(1)).cannot_park = true;
+        let keys: Vec<String> = keeper.changes(&node).into_iter().map(|keep| keep.key).collect();
+        assert_eq!(keys, ["engine/B"], "and nothing that has not changed");
+        let mut table = BTreeMap::new();
+        written(first, &mut table);
+        table.insert("engine/B".to_owned(), "{}".to_owned());
+        table.insert("moon/phase".to_owned(), "1".to_owned());
+        let former = read(&table, "");
+        assert_eq!(former.unreadable, ["engine/B", "moon/phase"]);
+        assert_eq!(former.engines["A"].tier, Tier::Stopped);
+    }
+}

@@ -29,7 +29,7 @@ pub mod units;
 #[cfg(test)]
 mod tests;
 
-pub use check::{KnownBad, Releases, Spoils, known_bad};
+pub use check::{KnownBad, Releases, Spoils, known_bad, known_bad_table};
 pub use checked::{
     Config, Container, Device, Drain, Engine, Journal, LogFiles, LogFormat, Node, OnFailure, OnStop, PlanRef,
     Policy, Recycle, Restart, Sampling, Schedule, Secret, Selector, Simulated, Source, Strategy, Timeouts,

@@ -10,7 +10,7 @@ mod handoffs;
 use crate::config::{Config, Facts, Severity};
 use crate::device::Health;
 use crate::effects::Hands;
-use crate::process::{EngineProcess, Ownership, port_belongs_to};
+use crate::process::{EngineProcess, LeftAlone, Ownership, port_belongs_to};
 use crate::switcher::Handle;
 use hotbunk_api::doctor::{DoctorCheck, DoctorReport, DoctorVerdict};
 use hotbunk_core::ids::{DeviceId, EngineId};
@@ -28,6 +28,7 @@ pub async fn examine(config: &Config, switcher: &Handle, hands: &Hands) -> Docto
         checks.extend(processes(&node, hands, at).await);
     }
     checks.push(host_memory(&node, hands));
+    checks.extend(hands.left_alone.iter().map(left_alone));
     for id in node.ids() {
         let slot = hands.slot(id);
         checks.push(program(&slot.config.name, &slot.config.command));
@@ -84,6 +85,19 @@ fn device(node: &Node, hands: &Hands, at: usize) -> DoctorCheck {
             help: Some("handoffs are refused until it can be read again".to_owned()),
             ..check(name, DoctorVerdict::Error, health.to_string())
         },
+    }
+}
+
+/// What a former agent left and nobody may touch.
+fn left_alone(left: &LeftAlone) -> DoctorCheck {
+    let pids: Vec<String> = left.pids.iter().map(u32::to_string).collect();
+    let found = match pids.as_slice() {
+        [] => left.path.display().to_string(),
+        pids => format!("{}: pids {}", left.path.display(), pids.join(", ")),
+    };
+    DoctorCheck {
+        help: Some(left.why.clone()),
+        ..check("left by a former agent", DoctorVerdict::Warning, found)
     }
 }
 

@@ -103,10 +103,17 @@ fn incidents() -> Vec<Incident> {
     let engine = || "A".to_owned();
     vec![
         Incident::PredecessorStopped { engine: engine(), pid: 12 },
+        Incident::LeftAlone {
+            record: "/state/shims/A-1/shim.json".into(),
+            pids: vec![7, 8],
+            why: "nothing proves that it is still the engine's".into(),
+        },
+        Incident::SettingsChanged { engine: engine(), was: "f1".into() },
         Incident::OrphansKilled { engine: engine(), processes: 2 },
         Incident::StopForced { engine: engine(), grace: Duration::from_secs(10) },
         Incident::LogFlooded { engine: engine(), lost_bytes: 5000 },
         Incident::LogUnwritable { engine: engine(), lost_bytes: 5000 },
+        Incident::ContainerClientLost { engine: engine() },
         Incident::CycleSkipped { plan: "nightly".into(), reason: "A is serving".into() },
         Incident::JournalSetAside { aside: "journal.db.damaged-x".into(), reason: "malformed".into() },
         Incident::JournalFailed { reason: "disk full".into() },

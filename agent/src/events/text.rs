@@ -83,7 +83,7 @@ impl Display for Sentence<'_> {
                 if *left > 0 {
                     write!(f, " but {left} processes that cannot be killed")?;
                 }
-                if *killed > 0 { write!(f, ", {killed} were killed") } else { Ok(()) }
+                if *killed > 0 { write!(f, ", {killed} by SIGKILL") } else { Ok(()) }
             }
             Record::Adopted { engine, incarnation, state, .. } => {
                 write!(

@@ -49,7 +49,7 @@ fn a_newer_file_and_a_foreign_one_are_refused_untouched() {
     raw.pragma_update(None, "user_version", 99).expect("updates");
     drop(raw);
     let error = Journal::open(&path).expect_err("refused");
-    assert!(matches!(error, Error::Newer { found: 99, supported: 1, .. }));
+    assert!(matches!(error, Error::Newer { found: 99, supported: 2, .. }));
     assert!(error.to_string().contains("newer Hotbunk"), "{error}");
 
     let foreign = path.with_file_name("other.db");

@@ -1,5 +1,6 @@
 //! What a check is, and running them in order on one target.
 
+use crate::record;
 use crate::server::Server;
 use crate::target::{Kind, Target};
 use std::future::Future;
@@ -115,7 +116,12 @@ pub(crate) async fn run(target: &Target, checks: Vec<Check>) -> Vec<Done> {
             _ => one(target, check, &mut at_hand).await,
         };
         target.progress(check.name, &outcome, took);
-        done.push(Done { name: check.name, follows: check.follows, outcome, took });
+        let result = Done { name: check.name, follows: check.follows, outcome, took };
+        // At once: a run takes long, and may be cut short.
+        if let Err(error) = record::write(target, &result) {
+            panic!("the result cannot be recorded: {error}");
+        }
+        done.push(result);
     }
     done
 }

@@ -58,9 +58,6 @@ async fn all(target: Target) {
     let table = record::table(&target, &results);
     // Not all of it is an error, but stdout belongs to the test runner.
     writeln!(stderr(), "{table}").expect("stderr can be written");
-    if let Err(error) = record::write(&target, &results) {
-        panic!("the result cannot be recorded: {error}");
-    }
     let failed: Vec<&str> =
         results.iter().filter(|r| matches!(r.outcome, Outcome::Failed(_))).map(|r| r.name).collect();
     assert!(failed.is_empty(), "{} of {} checks failed: {failed:?}", failed.len(), results.len());

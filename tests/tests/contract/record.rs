@@ -37,27 +37,23 @@ pub(crate) fn table(target: &Target, results: &[Done]) -> String {
     text
 }
 
-/// Appends a line for each check to `simulated.jsonl` or `real.jsonl` in the folder that HOTBUNK_CONTRACT_RECORD names;
+/// Appends a check's line to `simulated.jsonl` or `real.jsonl` in the folder that HOTBUNK_CONTRACT_RECORD names;
 /// `tests/contract/record` makes the repository's `RESULT.md` of them.
-pub(crate) fn write(target: &Target, results: &[Done]) -> std::io::Result<()> {
+pub(crate) fn write(target: &Target, result: &Done) -> std::io::Result<()> {
     let Some(folder) = std::env::var_os("HOTBUNK_CONTRACT_RECORD").map(PathBuf::from) else { return Ok(()) };
     std::fs::create_dir_all(&folder)?;
     let name = match target.kind() {
         Kind::Simulated => "simulated.jsonl",
         Kind::Real => "real.jsonl",
     };
-    let mut file = File::options().create(true).append(true).open(folder.join(name))?;
-    for result in results {
-        let (outcome, why) = match &result.outcome {
-            Outcome::Passed => ("passed", ""),
-            Outcome::Failed(why) => ("failed", why.lines().next().unwrap_or_default()),
-            Outcome::Skipped(why) => ("skipped", *why),
-        };
-        let line = json!({
-            "name": result.name, "follows": result.follows, "outcome": outcome, "why": why,
-            "took_s": result.took.as_secs_f64(),
-        });
-        writeln!(file, "{line}")?;
-    }
-    Ok(())
+    let (outcome, why) = match &result.outcome {
+        Outcome::Passed => ("passed", ""),
+        Outcome::Failed(why) => ("failed", why.lines().next().unwrap_or_default()),
+        Outcome::Skipped(why) => ("skipped", *why),
+    };
+    let line = json!({
+        "name": result.name, "follows": result.follows, "outcome": outcome, "why": why,
+        "took_s": result.took.as_secs_f64(),
+    });
+    writeln!(File::options().create(true).append(true).open(folder.join(name))?, "{line}")
 }

@@ -12,6 +12,7 @@ use std::process::{Child, ExitStatus};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
+use tokio::sync::OnceCell;
 
 const LOOK: Duration = Duration::from_millis(10);
 /// Label of what a check takes of the device beside the server.
@@ -73,6 +74,7 @@ pub(crate) struct Server {
     pub(crate) figures: Figures,
     /// Its HTTP face.
     pub(crate) http: Http,
+    whole: OnceCell<String>,
 }
 
 impl Server {
@@ -89,7 +91,18 @@ impl Server {
     ) -> Self {
         let pid = child.id();
         let http = Http::new(port, API_KEY);
-        Server { kind, child: Mutex::new(child), pid, log, dir, memory, ledger, figures, http }
+        Server {
+            kind,
+            child: Mutex::new(child),
+            pid,
+            log,
+            dir,
+            memory,
+            ledger,
+            figures,
+            http,
+            whole: OnceCell::new(),
+        }
     }
 
     /// How long anything may take: only a broken server takes that long.
@@ -98,6 +111,16 @@ impl Server {
             Kind::Simulated => Duration::from_secs(60),
             Kind::Real => Duration::from_secs(180),
         }
+    }
+
+    /// Time for what has been sent to have reached the engine. Nothing that can be asked tells of a request that is
+    /// queued in a sleeping engine, nor of tokens that are on their way.
+    pub(crate) async fn settle(&self) {
+        let time = match self.kind {
+            Kind::Simulated => Duration::from_millis(200),
+            Kind::Real => Duration::from_millis(700),
+        };
+        tokio::time::sleep(time).await;
     }
 
     /// Waits until it is healthy.
@@ -285,6 +308,11 @@ impl Server {
         let reply = self.http.post_json("/v1/completions", &Server::body(tokens)).await;
         assert_eq!(reply.status, 200, "{}\n{}", reply.text, self.log_tail());
         reply.json["choices"][0]["text"].as_str().expect("a text").to_owned()
+    }
+
+    /// The undisturbed text of so many tokens as all long streams have; made once.
+    pub(crate) async fn whole(&self, tokens: u32) -> &str {
+        self.whole.get_or_init(|| self.text(tokens)).await
     }
 
     /// Waits for a condition.

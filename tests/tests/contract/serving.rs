@@ -21,6 +21,11 @@ pub(crate) fn checks() -> Vec<Check> {
         Check::new("serving.messages", "/v1/messages and its count_tokens", messages),
         Check::new("serving.tokens", "/tokenize, /detokenize", tokens),
         Check::new("serving.bad_requests", "refusals in OpenAI's form: status, type, param", bad),
+        Check::new(
+            "serving.too_many_tokens_are_cut",
+            "seen on 0.32: what does not fit beside the prompt",
+            clipped,
+        ),
         Check::new("serving.unknown_model", "404, param model", unknown),
         Check::new(
             "serving.routes_of_other_tasks",
@@ -215,11 +220,6 @@ async fn bad(server: Arc<Server>) {
             json!("max_tokens"),
             "cannot be greater than max_model_len=2048",
         ),
-        (
-            json!({ "prompt": "x y z", "max_tokens": 2048 }),
-            json!("input_tokens"),
-            "maximum context length is 2048",
-        ),
         (json!({ "prompt": "x", "max_tokens": "many" }), json!("body.max_tokens"), "valid integer"),
         (json!({ "prompt": "x", "temperature": -1 }), json!("temperature"), "must be non-negative"),
         (json!({ "prompt": "x", "top_p": 2 }), json!("top_p"), "top_p must be in (0, 1], got 2.0."),
@@ -265,6 +265,20 @@ async fn bad(server: Arc<Server>) {
         server.http.post_json(path, &json!({ "prompt": "x", "max_tokens": 1, "bogus": 1 })).await.status,
         200
     );
+}
+
+async fn clipped(server: Arc<Server>) {
+    let body = json!({ "prompt": "x y z", "max_tokens": 2048, "ignore_eos": true });
+    let answer = server.http.post_json("/v1/completions", &body).await.json;
+    let usage = &answer["usage"];
+    assert_eq!(
+        (&answer["choices"][0]["finish_reason"], &usage["total_tokens"]),
+        (&json!("length"), &json!(2048))
+    );
+    // A prompt that does not fit is refused.
+    let body = json!({ "prompt": "sail ".repeat(4000), "max_tokens": 1 });
+    let reply = server.http.post_json("/v1/completions", &body).await;
+    assert!(reply.error(400).0.contains("maximum context length is 2048"), "{}", reply.text);
 }
 
 async fn unknown(server: Arc<Server>) {

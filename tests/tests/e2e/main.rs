@@ -6,6 +6,7 @@ mod calls;
 mod containers;
 mod cycles;
 mod device_trouble;
+mod doctor;
 mod draining;
 mod drift;
 mod faults;

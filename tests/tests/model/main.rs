@@ -287,12 +287,18 @@ fn killed(config: Config) -> Config {
 
 #[test]
 fn killed_anywhere_with_two_engines() {
-    for (minor, capacity, b) in
-        [(31, 45, Tier::Level1), (31, 40, Tier::Parked), (20, 35, Tier::Level1), (16, 35, Tier::Stopped)]
-    {
+    for (minor, capacity, b, besides) in [
+        (31, 45, Tier::Level1, false),
+        (31, 40, Tier::Parked, true),
+        (20, 35, Tier::Level1, true),
+        (16, 35, Tier::Stopped, false),
+    ] {
         let name = format!("killed, 0.{minor}, {capacity}, B at {b}");
         let config = killed(Config { commands: 1, ..two(minor, capacity, b) });
         holds(&name, config.clone());
+        if !besides {
+            continue;
+        }
         // With three things gone wrong the one that cannot be put back may be the one that stays.
         let config = Config { faults: 2, places_are_taken: true, ..config };
         holds(&format!("{name}, two faults besides"), config);
@@ -336,7 +342,8 @@ fn killed_with_three_engines_on_two_devices() {
     config.engines.push(both);
     config.menu =
         vec![switch(2, None), switch(0, None), everything(1).swap_remove(1), everything(1).swap_remove(4)];
-    holds("killed, three on two devices", killed(config.clone()));
+    holds("killed, three on two devices", killed(Config { commands: 1, ..config.clone() }));
+    holds("killed, three on two devices, two commands", killed(Config { faults: 0, ..config.clone() }));
     // Two that share no device, at once, and one beside them.
     config.engines[2] = Setting { devices: vec![1], ..engine(size(6, 2, 1), 31, Tier::Parked) };
     config.menu = vec![switch(2, None), everything(0).swap_remove(1), switch(1, None)];

@@ -53,14 +53,13 @@ pub(crate) struct Table {
 }
 
 /// Kills the agent in each of the operations at each point; every one leads from the state that the one before it leaves.
-/// `later` says how many of the points are tried a moment later as well: every n-th.
 pub(crate) async fn everywhere(
     name: &str,
     setup: Setup,
     asks: Vec<(&'static str, OperationRequest)>,
     ends: Option<&'static str>,
 ) {
-    let later = if std::env::var_os("HOTBUNK_RECOVERY_ALL").is_some() { 1 } else { 4 };
+    let later = if all() { 1 } else { 4 };
     let node = setup.env("HOTBUNK_DIE_AFTER_RECORD", "{dir}/die").build();
     let mut agent = node.start().await;
     agent.until_up().await;
@@ -112,6 +111,11 @@ pub(crate) async fn everywhere(
         );
         assert_eq!(table.killed, table.finished + table.rolled_back);
     }
+}
+
+/// Whether nothing is to be left out.
+pub(crate) fn all() -> bool {
+    std::env::var_os("HOTBUNK_RECOVERY_ALL").is_some()
 }
 
 /// Every transaction since `mark`, up to and including the one with the operation's end.

@@ -1,11 +1,19 @@
 //! Every strategy and every kind of operation, killed everywhere. `HOTBUNK_RECOVERY_ALL=1` tries every point twice.
 
-use crate::enumerate::{ask, everywhere};
+use crate::enumerate::{all, ask, everywhere};
+use hotbunk_api::client::Client;
+use hotbunk_api::status::{Condition, EngineStatus};
 use hotbunk_api::words::{Strategy, Tier};
-use hotbunk_tests::{Setup, Sleep, Switch, restart, start, stop, wake};
+use hotbunk_tests::{Agent, Setup, Sleep, Switch, restart, start, stop, until, wake};
+use std::io::Write as _;
 
 fn pair() -> Setup {
     Setup::pair().each(|e| e.speed(50.0))
+}
+
+/// Starts take their time.
+fn quick() -> Setup {
+    Setup::pair()
 }
 
 fn by(strategy: Strategy, to: &str) -> Switch {
@@ -56,13 +64,56 @@ async fn sleep_and_wake() {
     everywhere("one engine", pair(), asks, None).await;
 }
 
+/// The first start of all: killed in it, the next agent goes on with it. Every twenty-fifth record, or each.
+#[tokio::test]
+async fn while_everything_starts() {
+    let step = if all() { 1 } else { 25 };
+    let node = Setup::pair().env("HOTBUNK_DIE_AFTER_RECORD", "{dir}/die").build();
+    let die = node.dir().join("die");
+    let mut killed = 0;
+    for records in (1..).step_by(step) {
+        std::fs::write(&die, format!("{records} 0")).expect("written");
+        let mut first = Agent::spawn(&node, &[]);
+        until("the agent to be killed, or to be up", async || {
+            let up = async || match Client::new(node.socket()) {
+                Ok(api) => api.status().await.is_ok_and(|s| {
+                    s.node.pid == first.id() && s.operation.is_none() && s.engines.iter().all(at_rest)
+                }),
+                Err(_) => false,
+            };
+            up().await || first.try_wait().expect("its status").is_some()
+        })
+        .await;
+        let was_killed = first.try_wait().expect("its status").is_some();
+        drop(first.kill());
+        drop(first.wait());
+        drop(std::fs::remove_file(&die));
+        let agent = node.start().await;
+        agent.until_up().await;
+        node.engine("A").serves().await;
+        assert_eq!(agent.incident_codes(0).await, Vec::<String>::new(), "after {records} records");
+        assert_eq!(node.living().iter().filter(|p| p.command.contains(" shim ")).count(), 2);
+        agent.stop().await;
+        if !was_killed {
+            break;
+        }
+        killed += 1;
+    }
+    let _ = writeln!(std::io::stderr(), "recovery boot: killed {killed}, recovered {killed}");
+    assert!(killed > 3, "{killed}");
+}
+
+fn at_rest(engine: &EngineStatus) -> bool {
+    engine.condition == Condition::Settled && engine.tier.is_some()
+}
+
 #[tokio::test]
 async fn stop_and_start_with_rehearsal() {
     let asks = vec![ask("stop B", stop("B")), ask("start B", start("B"))];
-    everywhere("process", pair(), asks, Some("B")).await;
+    everywhere("process", quick(), asks, Some("B")).await;
 }
 
 #[tokio::test]
 async fn restart_of_the_one_that_serves() {
-    everywhere("restart", pair(), vec![ask("restart A", restart("A"))], Some("A")).await;
+    everywhere("restart", quick(), vec![ask("restart A", restart("A"))], Some("A")).await;
 }

@@ -1,7 +1,8 @@
 //! At rest, and in the middle of a handoff.
 
+use hotbunk_api::operation::Submit;
 use hotbunk_api::words::{State, Strategy, Tier};
-use hotbunk_tests::{Agent, Node, Setup, Switch, until};
+use hotbunk_tests::{Agent, Node, Setup, Switch, kill, restart, start, stop, until};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 
@@ -22,6 +23,7 @@ async fn an_agent_killed_at_rest_is_succeeded_by_one_that_takes_over() {
     agent.done(Switch::to("B")).await;
     let before = agent.status().await;
     agent.kill().await;
+    // What is about to end by itself has ended.
     let left = pids(&node);
     node.engine("B").serves().await;
 
@@ -86,5 +88,134 @@ async fn an_agent_that_goes_by_signal_leaves_the_engines_and_a_plain_stop_does_n
     let agent = node.start().await;
     agent.until_up().await;
     assert!(left.is_disjoint(&pids(&node)));
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_while_one_agent_is_killed_and_another_takes_over() {
+    let node = Setup::pair().each(|e| e.speed(5.0)).build();
+    let agent = node.start().await;
+    agent.until_up().await;
+    let whole = node.engine("A").complete(300).await.unwrap();
+    let mut stream = node.engine("A").stream(300).await;
+    stream.until(5).await;
+    agent.kill().await;
+    stream.until(10).await;
+    let agent = node.start().await;
+    agent.until_at("A", Tier::Awake).await;
+    assert_eq!(stream.end().await, (whole, "length".to_owned()));
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn what_ended_while_no_agent_watched_is_swept_and_started_again() {
+    let (node, agent) = pair().await;
+    let leader = agent.engine("B").await.incarnation.unwrap().pid;
+    let a = node.core("A").pid;
+    agent.kill().await;
+    kill(leader);
+    let old: BTreeSet<u32> = node.tree("B").iter().map(|p| p.pid).collect();
+    let agent = node.start().await;
+    agent.until_up().await;
+    assert_eq!(agent.incident_codes(0).await, ["crashed B"]);
+    assert_eq!(node.core("A").pid, a, "the one that serves is not touched");
+    let now: BTreeSet<u32> = node.tree("B").iter().map(|p| p.pid).collect();
+    assert!(now.is_disjoint(&old), "{now:?} {old:?}");
+    agent.done(Switch::to("B")).await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn an_engine_that_somebody_put_to_sleep_meanwhile_serves_again() {
+    let (node, agent) = pair().await;
+    let a = node.core("A").pid;
+    agent.kill().await;
+    assert_eq!(node.engine("A").post("/sleep?level=1").await, 200);
+    let agent = node.start().await;
+    agent.until_idle().await;
+    agent.until_at("A", Tier::Awake).await;
+    node.engine("A").serves().await;
+    assert_eq!(agent.incident_codes(0).await, ["drifted A"]);
+    assert_eq!(node.core("A").pid, a, "its weights are read again, it is not started again");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn what_an_operator_has_stopped_stays_stopped() {
+    let (node, agent) = pair().await;
+    agent.done(stop("B")).await;
+    agent.kill().await;
+    let agent = node.start().await;
+    agent.until_at("A", Tier::Awake).await;
+    agent.until_idle().await;
+    assert_eq!(agent.engine("B").await.tier, Some(Tier::Stopped));
+    assert_eq!(node.tree("B"), []);
+    agent.done(start("B")).await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn other_settings_wait_for_a_restart_and_a_removed_engine_is_stopped() {
+    let (node, agent) = pair().await;
+    let a = node.core("A").pid;
+    agent.kill().await;
+    let text = std::fs::read_to_string(node.config()).unwrap();
+    let (rest, _b) = text.rsplit_once("\n[[engine]]\n").unwrap();
+    std::fs::write(node.config(), rest.replace("\"0.78\"", "\"0.77\"")).unwrap();
+    let agent = node.start().await;
+    agent.until_at("A", Tier::Awake).await;
+    let mut told = agent.incident_codes(0).await;
+    told.sort();
+    assert_eq!(told, ["predecessor_stopped B", "settings_changed A"]);
+    assert_eq!(node.core("A").pid, a);
+    assert_eq!((node.tree("B"), node.used_by("B")), (Vec::new(), 0));
+    agent.done(restart("A")).await;
+    let command = &node.tree("A")[0].command;
+    assert!(command.contains("0.77"), "{command}");
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_proven_is_left_alone() {
+    let (node, agent) = pair().await;
+    agent.kill().await;
+    let record = node.dir().join("state/shims/A-00000000/shim.json");
+    std::fs::create_dir_all(record.parent().unwrap()).unwrap();
+    std::fs::write(&record, "{ not a record").unwrap();
+    let agent = node.start().await;
+    agent.until_up().await;
+    assert_eq!(agent.incident_codes(0).await, ["left_alone "]);
+    assert!(record.exists());
+    let checks = agent.api.doctor().await.unwrap().checks;
+    assert!(checks.iter().any(|c| c.name == "left by a former agent" && c.found.contains("shim.json")));
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_second_agent_is_refused_and_touches_nothing() {
+    let (node, agent) = pair().await;
+    let before = pids(&node);
+    let mut second = Agent::spawn(&node, &[]);
+    let status = tokio::task::spawn_blocking(move || second.wait()).await.unwrap().unwrap();
+    assert!(!status.success());
+    assert_eq!(pids(&node), before);
+    assert!(agent.log().contains("in use by another agent"), "{}", agent.log());
+    node.engine("A").serves().await;
+    agent.stop().await;
+}
+
+#[tokio::test]
+async fn a_clients_id_is_known_to_the_next_agent() {
+    let (node, agent) = pair().await;
+    let submit = Submit { id: Some("mine".into()), request: Switch::to("B").into() };
+    let first = agent.api.submit(&submit).await.unwrap();
+    agent.wait(&first.id).await;
+    agent.kill().await;
+    let agent = node.start().await;
+    // The same request again is the same operation, also for an agent that was not there.
+    let again = agent.api.submit(&submit).await.unwrap();
+    assert_eq!((again.number, again.state), (first.number, State::Succeeded));
+    let other = Submit { id: Some("mine".into()), request: Switch::to("A").into() };
+    assert!(agent.api.submit(&other).await.is_err(), "another request under the same id is a conflict");
     agent.stop().await;
 }

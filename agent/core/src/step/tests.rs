@@ -14,6 +14,7 @@ use crate::tier::Tier;
 use crate::time::Moment;
 use std::time::Duration;
 
+mod adopted;
 mod creep;
 
 const A: EngineId = EngineId(0);
@@ -266,6 +267,7 @@ impl Session {
 }
 
 mod demand;
+mod turns;
 
 fn refused() -> StepResult {
     StepResult::Called(CallOutcome::Refused { status: 500, message: "no".into() })

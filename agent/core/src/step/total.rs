@@ -5,6 +5,7 @@
 //! and future lives. In debug builds `step` checks the invariants after every event, so they are held here too.
 
 use super::step;
+use crate::adopt::{self, Adopted, Adoption, Found, Process};
 use crate::call::{CallOutcome, SleepingAnswer};
 use crate::capability::{Capabilities, Routes, Version};
 use crate::demand::{self, Demand};
@@ -167,6 +168,35 @@ fn result() -> impl Strategy_<Value = StepResult> {
     ]
 }
 
+/// Whatever a new agent may find of an engine.
+fn found() -> impl Strategy_<Value = Found> {
+    let process = prop_oneof![
+        1 => Just(Process::None),
+        1 => Just(Process::Ended(String::new())),
+        4 => Just(Process::Lives),
+        1 => Just(Process::Strange(String::new())),
+    ];
+    (process, sleeping(), prop::option::of(bytes())).prop_map(|(process, sleeping, bytes)| Found {
+        process,
+        sleeping,
+        bytes,
+        capabilities: None,
+    })
+}
+
+/// A new agent on the same configuration, with what the old one has kept, or with half of it.
+fn successor(node: &mut Node, adoption: &mut Adoption, forgets: bool) {
+    let kept = adopt::keep(node);
+    let specs = node.engines.iter().map(|e| e.spec.clone()).collect();
+    let devices = node.devices.iter().map(|d| d.spec.clone()).collect();
+    *node = Node::new(specs, devices, node.policy, node.next_operation);
+    for (a, kept) in adoption.engines.iter_mut().zip(kept.engines) {
+        a.kept = Some(kept);
+    }
+    adoption.devices = (0..DEVICES).map(DeviceId).zip(kept.devices).collect();
+    adoption.work = (!forgets).then_some(kept.work);
+}
+
 /// An event; a reply goes to the ticket so far back from the next one.
 fn event() -> impl Strategy_<Value = (Event, u64)> {
     let at = 0u64..100;
@@ -205,6 +235,11 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
         }),
         1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake }),
         1 => any::<bool>().prop_map(|runs| Event::Cycle { runs }),
+        2 => prop::collection::vec(found(), usize::from(ENGINES)).prop_map(|found| {
+            let one = |(at, found)| Adopted { engine: EngineId(at), kept: None, found };
+            let engines = (0..).zip(found).map(one).collect();
+            Event::Adopted(Box::new(Adoption { engines, ..Adoption::default() }))
+        }),
     ];
     (event, at)
 }
@@ -228,7 +263,14 @@ proptest! {
                 _ => {}
             }
             now = now + Duration::from_secs(passed);
-            let before: Vec<OperationId> = node.operations.iter().map(|op| op.id).collect();
+            let mut before: Vec<OperationId> = node.operations.iter().map(|op| op.id).collect();
+            if let Event::Adopted(adoption) = &mut event {
+                let forgets = passed % 4 == 0;
+                successor(&mut node, adoption, forgets);
+                if forgets {
+                    before.clear();
+                }
+            }
             let effects = step(&mut node, event, now);
             // An operation that is no longer there has said how it ended.
             for id in before {

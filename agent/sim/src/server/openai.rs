@@ -2,6 +2,7 @@
 
 use super::errors;
 use super::state::Shared;
+use crate::args::Settings;
 use crate::ipc::NewRequest;
 use crate::tokens::{count_words, hash_text, mix};
 use axum::http::{HeaderMap, StatusCode, header};
@@ -205,7 +206,7 @@ pub(crate) fn check(shared: &Shared, face: Face, body: &Body) -> Result<Wanted, 
         return Err(wrong(&what, "logprobs", &count.to_string()));
     }
     let longest = prompts.iter().map(|p| p.tokens).max().unwrap_or(0);
-    let max_tokens = max_tokens(settings.max_model_len, longest, body, face)?;
+    let max_tokens = max_tokens(settings, longest, body, face)?;
     let mut choices = Vec::new();
     for (at, prompt) in prompts.iter().enumerate() {
         let prompt_hash = hash_text(&prompt.text);
@@ -231,7 +232,8 @@ pub(crate) fn check(shared: &Shared, face: Face, body: &Body) -> Result<Wanted, 
     })
 }
 
-fn max_tokens(limit: u32, prompt: u32, body: &Body, face: Face) -> Result<u32, Box<Response>> {
+fn max_tokens(settings: &Settings, prompt: u32, body: &Body, face: Face) -> Result<u32, Box<Response>> {
+    let limit = settings.max_model_len;
     let room = limit.saturating_sub(prompt);
     let asked = body.max_completion_tokens.or(body.max_tokens);
     let max_tokens = match (asked, face) {
@@ -252,6 +254,9 @@ fn max_tokens(limit: u32, prompt: u32, body: &Body, face: Face) -> Result<u32, B
         (None, Face::Completion) => 16.min(room),
         (None, Face::Chat) => room,
     };
+    if room > 0 && settings.args.version.clips_max_tokens() {
+        return Ok(max_tokens.min(room));
+    }
     if room == 0 || max_tokens > room {
         return Err(too_long(limit, prompt, max_tokens));
     }

@@ -22,6 +22,8 @@ pub(super) struct Subject<'a> {
     pub(super) command: Command<'a>,
     /// Whether its device's memory can be read. Without, it is taken to be a build without sleep mode.
     pub(super) has_evidence: bool,
+    /// Whether there are GPUs that it is not meant to use.
+    pub(super) is_one_of_several: bool,
 }
 
 impl<'a> Subject<'a> {
@@ -56,6 +58,7 @@ pub(super) fn check(checking: &mut Checking<'_>, subject: &Subject<'_>) {
         return;
     }
     listens_inside(checking, subject);
+    which_gpu(checking, subject);
     served_names(checking, subject);
     if subject.sleeps() {
         sleep_mode(checking, subject);
@@ -105,12 +108,20 @@ fn listens_inside(checking: &mut Checking<'_>, subject: &Subject<'_>) {
 fn published(checking: &mut Checking<'_>, subject: &Subject<'_>, runtime: Runtime<'_>) {
     let (host, port) = (subject.engine.host, subject.engine.port);
     let all = runtime.values(&["-p", "--publish"]);
+    let inner = subject.command.value(&["--port"]).map_or("8000", |port| port.text);
+    if let Some(inside) = subject.command.value(&["--host"]).filter(|host| host.text != "0.0.0.0") {
+        let message = format!("{} is the container's own: nothing that is published reaches it", inside.text);
+        checking
+            .problems
+            .error("conflict", inside.span, subject.key(), message)
+            .help("drop --host: what is published decides who reaches it");
+    }
     let here = |value: &&Value<'_>| {
         let parts: Vec<&str> = value.text.rsplitn(3, ':').collect();
         parts.get(1).is_some_and(|outer| *outer == port.to_string())
     };
     let help = format!(
-        "use \"--network\", \"host\" with \"--host\", \"{host}\", or publish with \"-p\", \"{host}:{port}:8000\""
+        "use \"--network\", \"host\" with \"--host\", \"{host}\", or publish with \"-p\", \"{host}:{port}:{inner}\""
     );
     match all.iter().find(here) {
         None => {
@@ -123,15 +134,44 @@ fn published(checking: &mut Checking<'_>, subject: &Subject<'_>, runtime: Runtim
                 "this port is published on every address, and vLLM's control routes are open to all";
             checking.problems.error("not_loopback", value.span, subject.key(), message).help(help);
         }
+        Some(value) if !value.text.ends_with(&format!(":{inner}")) => {
+            let message = format!("inside the container vLLM listens on port {inner}");
+            checking.problems.error("conflict", value.span, subject.key(), message).help(help);
+        }
         Some(_) => {}
+    }
+}
+
+/// vLLM takes the first GPU that it sees, whatever the agent believes.
+fn which_gpu(checking: &mut Checking<'_>, subject: &Subject<'_>) {
+    let is_said = subject.command.runtime().is_some()
+        || ["CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"].iter().any(|name| subject.env(name).is_some());
+    if subject.is_one_of_several && !is_said {
+        checking
+            .problems
+            .warning(
+                "unsaid_gpu",
+                command_span(subject),
+                subject.key(),
+                "nothing tells vLLM which GPU is meant: it takes the first ones that it sees",
+            )
+            .help("set env.CUDA_VISIBLE_DEVICES to the UUIDs of its devices");
     }
 }
 
 /// The agent identifies an engine by the model that it lists.
 fn served_names(checking: &mut Checking<'_>, subject: &Subject<'_>) {
     let named = subject.command.values(&["--served-model-name"]);
-    let served: Vec<Value<'_>> =
+    let mut served: Vec<Value<'_>> =
         if named.is_empty() { subject.command.model().into_iter().collect() } else { named };
+    // Adapters are served under names of their own: `NAME=PATH`, or as JSON.
+    for module in subject.command.values(&["--lora-modules"]) {
+        let name = match module.text.split_once("\"name\"") {
+            Some((_, rest)) => rest.split('"').nth(1),
+            None => module.text.split('=').next(),
+        };
+        served.extend(name.map(|text| Value { text, span: module.span }));
+    }
     let (Some(first), Some(model)) = (served.first(), subject.raw.model.located()) else { return };
     let ids = std::iter::once(("model".to_owned(), model)).chain(
         subject

@@ -71,6 +71,11 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
     (!config.engines.is_empty()).then_some(config)
 }
 
+/// The whole table of known-bad options.
+pub fn known_bad_table() -> &'static [KnownBad] {
+    known_bad::ROWS
+}
+
 /// The rows of the table of known-bad options that this engine's command line and environment show, whatever its
 /// release. What only its model's name suggests is among them.
 pub fn known_bad(engine: &Engine) -> Vec<&'static KnownBad> {

@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
+use hotbunk_core::capability::Version;
 use hotbunk_core::tier::Tier;
 
 use super::*;
@@ -17,12 +18,17 @@ fn facts() -> Facts {
 fn the_examples_load_without_warnings() {
     let dir = root().join("systemd");
     let mut seen = 0;
-    for path in
-        [dir.join("hotbunk.toml"), dir.join("examples/two-gpus.toml"), dir.join("examples/without-gpu.toml")]
-    {
-        let (config, warnings) = load(&path, &facts()).unwrap_or_else(|refused| panic!("{refused}"));
-        assert!(warnings.is_empty(), "{warnings}");
-        assert!(config.engines.len() >= 2);
+    let examples = ["containers", "lora", "quantized", "two-gpus", "without-gpu"];
+    let examples = examples.map(|name| dir.join(format!("examples/{name}.toml")));
+    for path in std::iter::once(dir.join("hotbunk.toml")).chain(examples) {
+        // Whatever runs, and by the releases that they are written for.
+        for minor in [None, Some(31), Some(32)] {
+            let vllm = minor.map(|minor| Version::new(0, minor, 0));
+            let loaded = load(&path, &Facts { vllm, ..facts() });
+            let (config, warnings) = loaded.unwrap_or_else(|refused| panic!("{refused}"));
+            assert!(warnings.is_empty(), "{warnings}");
+            assert!(config.engines.len() >= 2);
+        }
         seen += 1;
     }
     let written = std::fs::read_dir(dir.join("examples")).unwrap().count() + 1;
@@ -204,6 +210,41 @@ fn the_schema_judges_as_the_reader_does() {
         assert!(!valid(&text), "{by}");
         assert!(check(&text).is_err(), "{by}");
     }
+}
+
+#[test]
+fn a_container_is_read_from_both_of_its_command_lines() {
+    let (config, _) = load(&root().join("systemd/examples/containers.toml"), &facts()).unwrap();
+    let a = &config.engines[0];
+    let container = a.container.as_ref().unwrap();
+    assert_eq!(container.stop, ["docker", "stop", "--time", "20", "hotbunk-A"]);
+    assert_eq!(container.kill, ["docker", "kill", "hotbunk-A"]);
+    assert_eq!((a.kv_cache_bytes, a.gpu_memory_utilization), (Some(4 * GIB), Some(0.75)));
+    assert_eq!(a.base_url(), "http://127.0.0.1:8101");
+    // The inner port is the container's own business.
+    let b = &config.engines[1];
+    assert_eq!((b.port, b.host.to_string().as_str()), (8102, "127.0.0.1"));
+    let id_file = b.container.as_ref().unwrap().id_file.as_deref();
+    assert_eq!(id_file, Some(Path::new("/run/hotbunk/B.cid")));
+}
+
+/// What the release is known to do decides: by it a row counts or does not, and without it what only a name suggests is
+/// not told.
+#[test]
+fn known_bad_options_are_judged_by_the_release_where_it_is_known() {
+    let warned = |text: &str, minor: Option<u16>| {
+        let vllm = minor.map(|minor| Version::new(0, minor, 0));
+        let (_, warnings) = parse(text, Path::new("/h.toml"), &Facts { vllm, ..facts() }).unwrap();
+        warnings.problems().iter().map(|p| (p.code, p.message.clone())).collect::<Vec<_>>()
+    };
+    let lora = with("\"--enable-sleep-mode\"]", "\"--enable-sleep-mode\", \"--enable-lora\"]");
+    assert_eq!(warned(&lora, None).len(), 1);
+    assert_eq!(warned(&lora, Some(27)).len(), 1);
+    assert_eq!(warned(&lora, Some(28)), []);
+    let named = with("\"serve\", \"a\"", "\"serve\", \"org/a-AWQ\", \"--served-model-name\", \"a\"");
+    assert_eq!(warned(&named, None), []);
+    assert!(warned(&named, Some(15))[0].1.contains("quantised"));
+    assert_eq!(warned(&named, Some(16)), []);
 }
 
 #[test]

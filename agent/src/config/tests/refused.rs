@@ -338,6 +338,39 @@ fn extremes_are_answered() {
 }
 
 #[test]
+fn containers_that_nobody_could_end_or_find() {
+    let command =
+        r#"command = ["vllm", "serve", "a", "--host", "127.0.0.1", "--port", "8101", "--enable-sleep-mode"]"#;
+    let docker = |flags: &str, table: &str| {
+        let image = r#""vllm/vllm-openai:v0.31.0", "a", "--host", "127.0.0.1", "--port", "8101", "--enable-sleep-mode""#;
+        // What is published must be reached from outside the container.
+        let image =
+            image.replacen("127.0.0.1", if flags.contains("-p") { "0.0.0.0" } else { "127.0.0.1" }, 1);
+        let by = format!(
+            "command = [\"docker\", \"run\", {flags}, \"-e\", \"VLLM_SERVER_DEV_MODE=1\", {image}]\n{table}"
+        );
+        with(command, &by)
+    };
+    let shared = r#""--rm", "--network", "host""#;
+    let stop = r#"container = { stop = ["docker", "stop", "A"] }"#;
+    let text: String = [
+        docker(shared, ""),
+        docker(shared, "container = { stop = [] }"),
+        docker(shared, "container = { kill = [\"docker\", \"kill\", \"A\"] }"),
+        docker(r#""--rm", "-p", "8101:8101""#, stop),
+        docker(r#""--rm", "-p", "127.0.0.1:9000:8101""#, stop),
+        docker(r#""--rm", "-p", "127.0.0.1:8101:8000""#, stop),
+        docker(r#""--rm", "-p", "127.0.0.1:8101:8101""#, stop).replacen("0.0.0.0", "127.0.0.1", 1),
+        docker(r#""-d", "--restart", "always", "--name", "A", "--network", "host""#, stop),
+        docker(shared, stop),
+    ]
+    .iter()
+    .map(|text| format!("{}\n-----\n", rendered(text)))
+    .collect();
+    snapshot!(text);
+}
+
+#[test]
 fn turns_that_cannot_be_taken() {
     let turns = |of_a: &str| with("port = 8101\n", &format!("port = 8101\n{of_a}"));
     snapshot!(rendered(&turns(

@@ -3,7 +3,12 @@
 use super::*;
 use crate::gateway::{Aborted, Address, Eta};
 use hotbunk_core::demand::Demand;
-use hotbunk_core::state::Condition;
+use hotbunk_core::effect::{Effect, Note};
+use hotbunk_core::event::{By, Drain, Request};
+use hotbunk_core::ids::OperationId;
+use hotbunk_core::program::{Cause, Failure, Step};
+use hotbunk_core::spec::DrainPolicy;
+use hotbunk_core::state::{Condition, Paused, Pausing};
 use std::future::Future;
 use std::net::SocketAddr;
 use std::pin::pin;
@@ -293,4 +298,84 @@ async fn frozen_requests_are_demand_until_they_go_on_or_go() {
     desk.close(A);
     freeze(&mut desk);
     assert_eq!(desk.told(), [], "nobody is frozen where nobody ran");
+}
+
+#[tokio::test]
+async fn a_switch_that_fails_is_told_to_whoever_waited_and_charged_to_whoever_caused_it() {
+    let mut desk = Desk::new("", "");
+    let waits = hold(desk.hub.admit(&desk.anybody(), ask(B)));
+    let id = OperationId(3);
+    let drain = Drain::default();
+    let accepted = Note::Accepted {
+        id,
+        request: Request::Switch { to: B, strategy: None, leave: None, drain },
+        by: By::Gateway,
+        outgoing: vec![A],
+        strategy: None,
+        order: None,
+        leave: None,
+        drain: DrainPolicy::Wait,
+        steps: Vec::new(),
+    };
+    let begin = clock::now();
+    let drained = Note::StepEnded {
+        id,
+        index: 0,
+        step: Step::Drain(A),
+        began: begin,
+        failure: None,
+        first_token: None,
+    };
+    let ended = |cause| Note::Ended {
+        id,
+        failure: Some(Failure { cause, engine: B, detail: "/wake_up answered 500".to_owned() }),
+        accepted: begin,
+        first_token: None,
+    };
+    desk.hub.follow(&desk.node, &[Effect::Note(accepted.clone())], begin);
+    desk.hub.follow(&desk.node, &[Effect::Note(drained)], begin + Duration::from_secs(2));
+    // One that somebody else's command has pushed aside is no failure.
+    let end = begin + Duration::from_secs(5);
+    desk.hub.follow(&desk.node, &[Effect::Note(ended(Cause::Cancelled))], end);
+    assert_eq!(desk.hub.held(B), 1);
+    assert_eq!(desk.anybody().switch_time(), Duration::from_secs(3), "the drain is not counted");
+    desk.hub.follow(&desk.node, &[Effect::Note(accepted), Effect::Note(ended(Cause::CallRefused))], end);
+    let refusal = waits.await.unwrap_err();
+    assert_eq!((refusal.code(), refusal.status().as_u16()), ("switch_failed", 503));
+    assert!(refusal.to_string().contains("/wake_up answered 500") && refusal.retry_after().is_some());
+    // Whoever comes later may wait for the next attempt.
+    desk.apply();
+    drop(hold(desk.hub.admit(&desk.anybody(), ask(B))));
+}
+
+#[tokio::test]
+async fn maintenance_refuses_whoever_waits_and_whoever_comes() {
+    let mut desk = Desk::new("", "");
+    let waits = hold(desk.hub.admit(&desk.anybody(), ask(A)));
+    let paused = |stage| Some(Paused { since: clock::now(), served: vec![A], stage });
+    desk.node.paused = paused(Pausing::Begins);
+    desk.apply();
+    assert_eq!(waits.await.unwrap_err().code(), "paused");
+    assert_eq!(refused(desk.hub.admit(&desk.anybody(), ask(B))).code(), "paused");
+    desk.node.paused = paused(Pausing::Ends);
+    desk.apply();
+    drop(hold(desk.hub.admit(&desk.anybody(), ask(B))));
+}
+
+#[tokio::test]
+async fn how_engines_are_used_is_told_once() {
+    let mut desk = Desk::new("", "");
+    desk.serve(A);
+    desk.serve(B);
+    assert_eq!(desk.hub.uses(&desk.node), []);
+    let lease = go(desk.hub.admit(&desk.anybody(), ask(A)));
+    let uses = desk.hub.uses(&desk.node);
+    assert_eq!(uses.iter().map(|u| (u.engine, u.in_flight)).collect::<Vec<_>>(), [(A, 1)]);
+    let engine = desk.node.engine_mut(A);
+    (engine.in_flight, engine.used_at) = (1, uses[0].at);
+    assert_eq!(desk.hub.uses(&desk.node), []);
+    // It brought nothing: that is no use of it, only an end.
+    drop(lease);
+    let uses = desk.hub.uses(&desk.node);
+    assert_eq!((uses[0].in_flight, uses[0].at), (0, hotbunk_core::time::Moment(0)));
 }

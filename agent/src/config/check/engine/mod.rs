@@ -199,6 +199,9 @@ impl OneEngine<'_, '_, '_> {
                 engine: &engine,
                 command,
                 has_evidence,
+                is_one_of_several: devices.iter().enumerate().any(|(at, device)| {
+                    matches!(device.source, Source::Nvml(_)) && !engine.devices.contains(&at)
+                }),
             },
         );
         engine

@@ -1,0 +1,144 @@
+//! Stories of an agent that was killed and of its successor.
+
+use super::*;
+use crate::adopt::{self, Adopted, Adoption, Found, Process};
+use crate::state::Pausing;
+
+impl Session {
+    /// The agent is killed; its successor finds each engine alive, saying this and holding so many GiB.
+    fn succeeded(&mut self, found: &[(Option<bool>, u64)]) -> &mut Self {
+        self.waiting.clear();
+        let kept = adopt::keep(&self.node);
+        let specs = self.node.engines.iter().map(|e| e.spec.clone()).collect();
+        let devices = self.node.devices.iter().map(|d| d.spec.clone()).collect();
+        let capabilities = Some(self.capabilities());
+        self.node = Node::new(specs, devices, self.node.policy, self.node.next_operation);
+        let engines = kept.engines.into_iter().zip(found).zip(0..).map(|((kept, (says, gib)), at)| Adopted {
+            engine: EngineId(at),
+            found: Found {
+                process: if kept.process { Process::Lives } else { Process::None },
+                sleeping: says
+                    .map_or(SleepingAnswer::Unknown, |is_sleeping| SleepingAnswer::Says { is_sleeping }),
+                bytes: Some(gib * GIB),
+                capabilities,
+            },
+            kept: Some(kept),
+        });
+        let adoption = Adoption { engines: engines.collect(), work: Some(kept.work), ..Adoption::default() };
+        self.log.clear();
+        self.say(Event::Adopted(Box::new(adoption)));
+        self.say(Event::Boot { awake: Some(A) })
+    }
+}
+
+const AWAKE: Option<bool> = Some(false);
+const ASLEEP: Option<bool> = Some(true);
+
+#[test]
+fn who_serves_serves_on_in_the_same_step_and_boot_moves_nobody() {
+    let mut s = Session::new(31, 45, &[Tier::Level1, Tier::Awake]);
+    s.succeeded(&[(ASLEEP, 1), (AWAKE, 8)]);
+    assert!(s.node.engine(B).is_serving() && !s.node.engine(A).admission);
+    assert_eq!((s.log.as_slice(), s.waiting.len()), (&[][..], 0));
+    // An answer that is late contradicts nothing.
+    s.succeeded(&[(ASLEEP, 1), (None, 8)]);
+    assert!(s.node.engine(B).is_serving());
+    assert_eq!(s.log, Vec::<String>::new());
+}
+
+#[test]
+fn one_that_believes_itself_awake_without_memory_is_asked_nothing() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.succeeded(&[(AWAKE, 1), (ASLEEP, 1)]);
+    assert!(!s.node.engine(A).admission);
+    assert_eq!(s.log[..2], ["  A: awake → adrift", "! drifted A"]);
+    assert!(s.waiting.iter().all(|(_, action)| matches!(action, Action::Stop { .. })), "{:?}", s.waiting);
+}
+
+/// Killed after `tags=weights` of a wake from level 2: the weights are mapped and empty, the KV cache is not there.
+#[test]
+fn a_partially_woken_engine_is_woken_to_the_end() {
+    let mut s = Session::new(31, 45, &[Tier::Level1, Tier::Level2]);
+    s.switch(B, None);
+    // The wake of the weights is under way; the next agent finds it done.
+    s.succeeded(&[(ASLEEP, 1), (ASLEEP, 4)]).ok_to_the_end();
+    assert_eq!(
+        s.log[..4],
+        [
+            "#1 goes on: B: POST /wake_up?tags=weights: again",
+            "  B: POST /wake_up?tags=weights",
+            "  B: POST /collective_rpc reload_weights",
+            "  B: POST /wake_up?tags=kv_cache",
+        ]
+    );
+    assert_eq!(s.log.last().map(String::as_str), Some("#1 done"));
+    assert!(s.node.engine(B).is_serving());
+}
+
+#[test]
+fn a_call_that_may_still_run_is_waited_for() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.switch(B, Some(Strategy::SleepFirst)).ok();
+    // `/sleep` is under way, and the engine does not answer.
+    s.succeeded(&[(None, 33), (ASLEEP, 1)]).ok_to_the_end();
+    assert_eq!(
+        s.log[..3],
+        [
+            "#1 goes on: A: POST /sleep?level=1&mode=wait: wait",
+            "  wait until A answers again",
+            "  A says that it sleeps"
+        ]
+    );
+    assert!(s.node.engine(B).is_serving());
+}
+
+#[test]
+fn a_drain_that_nobody_watched_past_its_deadline_is_given_up() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.switch(B, Some(Strategy::SleepFirst));
+    s.now = s.now + Duration::from_secs(31);
+    s.succeeded(&[(AWAKE, 33), (ASLEEP, 1)]).ok_to_the_end();
+    assert_eq!(s.log, ["#1 goes on: drain A: give up", "#1 failed: drain_deadline"]);
+    assert!(s.node.engine(A).is_serving());
+}
+
+#[test]
+fn maintenance_lasts_and_what_was_stopped_stays_stopped() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Stopped]);
+    s.command(Request::Pause { tier: None, drain: Drain::default() }).ok_to_the_end();
+    s.succeeded(&[(ASLEEP, 1), (None, 0)]);
+    assert!(s.node.paused.as_ref().is_some_and(|p| p.stage == Pausing::Lasts), "{:?}", s.node.paused);
+    assert_eq!((s.log.as_slice(), s.waiting.len()), (&[][..], 0));
+    s.command(Request::Resume).ok_to_the_end();
+    assert!(s.node.engine(A).is_serving());
+    assert_eq!(s.node.engine(B).tier, Tier::Stopped);
+}
+
+#[test]
+fn what_a_closing_agent_has_stopped_is_started_by_the_configuration() {
+    let mut s = Session::new(31, 45, &[Tier::Stopped, Tier::Stopped]);
+    s.say(Event::Close);
+    s.succeeded(&[(None, 0), (None, 0)]).ok_to_the_end();
+    assert!(s.node.engine(A).is_serving(), "{:#?}", s.log);
+    assert_eq!(s.node.engine(B).tier, Tier::Level1);
+}
+
+#[test]
+fn an_engine_without_any_record_is_believed_where_word_and_bytes_agree() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.succeeded(&[(AWAKE, 33), (ASLEEP, 1)]);
+    let capabilities = Some(s.capabilities());
+    for (gib, believed) in [(33, true), (20, false), (1, false)] {
+        let specs = s.node.engines.iter().map(|e| e.spec.clone()).collect();
+        let devices = s.node.devices.iter().map(|d| d.spec.clone()).collect();
+        let footprints = s.node.engine(A).footprints;
+        s.node = Node::new(specs, devices, s.node.policy, 1);
+        s.node.engine_mut(A).footprints = footprints;
+        s.waiting.clear();
+        let sleeping = SleepingAnswer::Says { is_sleeping: false };
+        let found = Found { process: Process::Lives, sleeping, bytes: Some(gib * GIB), capabilities };
+        let engines = vec![Adopted { engine: A, kept: None, found }];
+        s.say(Event::Adopted(Box::new(Adoption { engines, ..Adoption::default() })));
+        assert_eq!(s.node.engine(A).is_serving(), believed, "{gib} GiB");
+    }
+}
