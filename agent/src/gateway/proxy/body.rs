@@ -8,6 +8,8 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Incoming};
 use std::time::Duration;
+use tokio::task::yield_now;
+use tokio::time::error::Elapsed;
 use tokio::time::{Instant, timeout_at};
 
 /// How long a client may take beyond what its bytes need.
@@ -48,7 +50,7 @@ pub(super) async fn read(mut body: Incoming, limit: u64) -> Result<Bytes, Error>
     let mut whole = BytesMut::new();
     loop {
         let allowed = PATIENCE + Duration::from_secs(got / SLOWEST);
-        let frame = match timeout_at(begun + allowed, body.frame()).await {
+        let frame = match within(begun + allowed, body.frame()).await {
             Err(_) => return Err(Error::TooSlow),
             Ok(None) => return Ok(whole.freeze()),
             Ok(Some(Err(_))) => return Err(Error::Broken),
@@ -72,6 +74,18 @@ pub(super) async fn read(mut body: Incoming, limit: u64) -> Result<Bytes, Error>
         }
         whole.extend_from_slice(&data);
     }
+}
+
+/// A frame that comes in time. One that came with the head is there as soon as the connection has had its turn: no timer
+/// is made for it.
+async fn within<T>(end: Instant, frame: impl Future<Output = T>) -> Result<T, Elapsed> {
+    tokio::pin!(frame);
+    tokio::select! {
+        biased;
+        frame = &mut frame => return Ok(frame),
+        () = yield_now() => {}
+    }
+    timeout_at(end, frame).await
 }
 
 /// Reads on and keeps nothing, for a while: a connection that is closed on a client that still writes is reset, and the

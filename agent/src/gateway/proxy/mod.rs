@@ -71,6 +71,7 @@ impl Gateway {
     /// # Errors
     /// No thread can be started.
     pub fn start(sockets: Sockets, settings: config::Gateway, hub: Arc<Hub>) -> Result<Self, Error> {
+        more_files();
         let Sockets { all, address } = sockets;
         let settings = Arc::new(settings);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
@@ -101,6 +102,19 @@ impl Gateway {
             // A thread that has ended otherwise has ended as well.
             let _ = thread.await;
         }
+    }
+}
+
+/// A request needs two descriptors, and a shell's usual limit is 1,024. What may be had is taken.
+fn more_files() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    if limit.current == limit.maximum {
+        return;
+    }
+    limit.current = limit.maximum;
+    if let Err(error) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!(%error, "the limit of open files stays where it is; it bounds how many requests there can be");
     }
 }
 

@@ -104,6 +104,11 @@ impl State {
         }
     }
 
+    /// Whether a request is being answered.
+    pub(super) fn is_busy(&self) -> bool {
+        self.turn.get() == Turn::Busy
+    }
+
     /// Whether it waits for a next request, so that it can be closed.
     pub(super) fn is_idle(&self) -> bool {
         self.turn.get() == Turn::Idle

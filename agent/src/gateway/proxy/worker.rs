@@ -15,10 +15,13 @@ use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
 use std::cell::Cell;
 use std::convert::Infallible;
+use std::future::poll_fn;
 use std::io;
 use std::net::TcpListener;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -140,6 +143,16 @@ fn is_the_clients(error: &io::Error) -> bool {
     )
 }
 
+/// What a connection's task has to see to.
+enum Said {
+    /// The connection is over.
+    Ended(hyper::Result<()>),
+    /// The watchdog's time has come.
+    Time,
+    /// The gateway stops.
+    Stop,
+}
+
 /// One client's connection, to its end.
 async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver<bool>) {
     if stream.set_nodelay(true).is_err() {
@@ -165,29 +178,51 @@ async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver
     http.header_read_timeout(None).max_header_size(largest).max_buf_size(largest.max(SMALLEST_BUFFER));
     let mut connection = http.serve_connection(TokioIo::new(wire), service);
     let mut watchdog = Box::pin(sleep_until(Instant::now() + settings.header_timeout));
+    let news = stop.clone();
     let stopping = stop.wait_for(|stop| *stop);
     tokio::pin!(stopping);
-    let mut told = false;
+    let (mut told, mut watched) = (false, false);
     loop {
-        tokio::select! {
-            biased;
-            ended = &mut connection => {
+        let said = poll_fn(|cx| {
+            if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
+                return Poll::Ready(Said::Ended(ended));
+            }
+            // While a request is answered the watchdog has nothing to say, and asking it at each step of an answer
+            // would cost as much as the step. It has woken this task if it fires, so it is heard at the end.
+            let is_news = !told && news.has_changed().unwrap_or(true);
+            if watched && state.is_busy() && !is_news {
+                return Poll::Pending;
+            }
+            watched = true;
+            if watchdog.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Said::Time);
+            }
+            if !told && stopping.as_mut().poll(cx).is_ready() {
+                return Poll::Ready(Said::Stop);
+            }
+            Poll::Pending
+        });
+        match said.await {
+            Said::Ended(ended) => {
                 if let Err(error) = ended {
                     tracing::trace!(%error, "a client's connection ended");
                 }
                 return;
             }
-            () = watchdog.as_mut() => match state.verdict(settings.header_timeout, Instant::now()) {
-                Verdict::Wait(until) => watchdog.as_mut().reset(until),
+            Said::Time => match state.verdict(settings.header_timeout, Instant::now()) {
+                Verdict::Wait(until) => {
+                    watchdog.as_mut().reset(until);
+                    watched = false;
+                }
                 Verdict::Close => return,
                 Verdict::TooSlow => break,
             },
-            _ = &mut stopping, if !told => {
+            Said::Stop => {
                 told = true;
                 if state.is_idle() {
                     return;
                 }
-                std::pin::Pin::new(&mut connection).graceful_shutdown();
+                Pin::new(&mut connection).graceful_shutdown();
             }
         }
     }
