@@ -18,8 +18,8 @@ use crate::clock;
 use crate::config::{self, Config, OnStop};
 use crate::control::{self, Allow, EventLog, Socket};
 use crate::cycle::{Cycles, Parts, Shown};
-use crate::device::{self, Sampler, Timing};
-use crate::effects::{EngineSlot, Hands, chain};
+use crate::device::{self, Cause, Health, Sampler, Timing};
+use crate::effects::{EngineSlot, Hands, SLOW_IS_LOST, chain};
 use crate::events::{Context, Incident, Recorder};
 use crate::gateway::proxy::{self, Gateway, Listen, Sockets};
 use crate::gateway::{Hub, Link};
@@ -503,8 +503,13 @@ fn device_tasks(hands: &Arc<Hands>, switcher: &Handle) -> Vec<JoinHandle<()>> {
                     .recorder
                     .events()
                     .publish(clock::epoch(), Happening::Device { device: Box::new(device) });
-                if health.changed().await.is_err() {
-                    return;
+                let is_slow = matches!(*health.borrow(), Health::Degraded { cause: Cause::Slow, .. });
+                tokio::select! {
+                    changed = health.changed() => if changed.is_err() {
+                        return;
+                    },
+                    // What lasts becomes a loss without a further change.
+                    () = tokio::time::sleep(SLOW_IS_LOST + Duration::from_millis(50)), if is_slow => {}
                 }
                 // At once, not at the next periodic look: what needs evidence must not begin without it.
                 if let Some(event) = hands.device_event(id) {

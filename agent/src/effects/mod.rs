@@ -9,6 +9,7 @@ mod engine;
 mod seen;
 mod work;
 
+pub use device::SLOW_IS_LOST;
 pub use engine::{Ended, EngineSlot, Facts, chain};
 pub use seen::{Compared, Seen, Stopped};
 pub use work::{Called, WorkLog};

@@ -38,6 +38,9 @@ pub(super) enum Error {
     /// The lease was ended from outside.
     #[error("the request was ended: {0:?}")]
     Aborted(Aborted),
+    /// The stream ended within an event.
+    #[error("the stream ended within an event")]
+    Event,
 }
 
 /// An answer's body.
@@ -97,7 +100,7 @@ impl Body for Reply {
             Kind::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Kind::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Kind::Passing(passing) => passing.poll_frame(cx),
-            Kind::Stream(stream) => stream.poll_frame(cx).map(|frame| frame.map(Ok)),
+            Kind::Stream(stream) => stream.poll_frame(cx),
         }
     }
 

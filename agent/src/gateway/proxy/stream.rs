@@ -6,7 +6,7 @@
 //!     │ refused          │ failed     ▲               │ aborted, nothing passed on yet
 //!     │                  │            └── held again ─┤   (once)
 //!     ▼                  ▼                            │ aborted, broken off
-//!    last: an error event, well formed ◄──────────────┘
+//!    last: an error event, well formed ◄──────────────┘ (or cut off, within an event that was too long to be held)
 //! ```
 //!
 //! A stream that has not been held begins live, with the engine's own head. One that has been held for a few seconds
@@ -17,7 +17,7 @@
 
 use super::answer::{Failure, Standing};
 use super::job::{Cut, Job, ended};
-use super::relay::Live;
+use super::relay::{Error, Live};
 use super::route::Face;
 use super::sse::Splitter;
 use crate::gateway::{Aborted, Admit, Held, Lease};
@@ -40,6 +40,8 @@ enum Phase {
     Live(Box<Live>),
     /// The engine has sent what it had; this is left to be passed on.
     Last(Bytes),
+    /// It ended within an event that had been passed on in part: there is no well-formed end to that.
+    Broken,
     /// Nothing is left.
     Over,
 }
@@ -67,6 +69,7 @@ impl fmt::Debug for Stream {
             Phase::Opening(_) => "opening",
             Phase::Live(_) => "live",
             Phase::Last(_) => "last",
+            Phase::Broken => "broken",
             Phase::Over => "over",
         };
         f.debug_struct("Stream").field("phase", &phase).field("again", &self.again).finish_non_exhaustive()
@@ -102,14 +105,14 @@ impl Stream {
     }
 
     /// The next piece.
-    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Frame<Bytes>>> {
+    pub(super) fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         loop {
             match &mut self.phase {
                 Phase::Held(held) => {
                     let Poll::Ready(outcome) = Pin::new(&mut *held).poll(cx) else {
                         let standing = Standing { position: held.position(), eta: held.eta() };
                         ready!(self.poll_quiet(cx));
-                        return Poll::Ready(Some(Frame::data(standing.comment())));
+                        return Poll::Ready(Some(Ok(Frame::data(standing.comment()))));
                     };
                     match outcome {
                         Ok(lease) => self.open(lease),
@@ -119,7 +122,8 @@ impl Stream {
                 Phase::Opening(opening) => {
                     let Poll::Ready((job, outcome)) = opening.as_mut().poll(cx) else {
                         ready!(self.poll_quiet(cx));
-                        return Poll::Ready(Some(Frame::data(Bytes::from_static(b": hotbunk sent\n\n"))));
+                        let comment = Bytes::from_static(b": hotbunk sent\n\n");
+                        return Poll::Ready(Some(Ok(Frame::data(comment))));
                     };
                     self.job = Some(job);
                     match outcome {
@@ -130,15 +134,19 @@ impl Stream {
                 }
                 Phase::Live(_) => {
                     if let Some(frame) = ready!(self.poll_live(cx)) {
-                        return Poll::Ready(Some(frame));
+                        return Poll::Ready(Some(Ok(frame)));
                     }
                 }
                 Phase::Last(bytes) => {
                     let bytes = std::mem::take(bytes);
                     self.phase = Phase::Over;
                     if !bytes.is_empty() {
-                        return Poll::Ready(Some(Frame::data(bytes)));
+                        return Poll::Ready(Some(Ok(Frame::data(bytes))));
                     }
+                }
+                Phase::Broken => {
+                    self.phase = Phase::Over;
+                    return Poll::Ready(Some(Err(Error::Event)));
                 }
                 Phase::Over => return Poll::Ready(None),
             }
@@ -250,12 +258,15 @@ impl Stream {
     }
 
     /// Ends with an error event behind what may still be passed on. In the middle of an event that was too long to be
-    /// held, nothing can be said: the stream just ends, which is an error to whoever reads it.
+    /// held nothing can be said: the connection is closed, which is an error to whoever reads it.
     fn fail_after(&mut self, before: Bytes, failure: &Failure) {
-        let said = if self.splitter.is_between_events() { failure.events(self.face) } else { Bytes::new() };
-        let last = if before.is_empty() { said } else { [before, said].concat().into() };
-        self.phase = Phase::Last(last);
         self.job = None;
+        self.phase = if self.splitter.is_between_events() {
+            let said = failure.events(self.face);
+            Phase::Last(if before.is_empty() { said } else { [before, said].concat().into() })
+        } else {
+            Phase::Broken
+        };
     }
 
     /// The engine has ended the stream.

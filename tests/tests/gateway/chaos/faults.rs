@@ -7,7 +7,7 @@ use hotbunk_api::status::{Condition, DeviceHealth};
 use hotbunk_api::words::{Drain, Strategy, Tier};
 use hotbunk_sim::ledger::Owner;
 use hotbunk_tests::{
-    Agent, DeviceSetup, Foreign, GIB, Node, Setup, Switch, kill, reset, restart, start, until,
+    Agent, DeviceSetup, Foreign, GIB, Node, Setup, Sleep, Switch, kill, reset, restart, start, until,
 };
 use std::time::Duration;
 
@@ -268,6 +268,12 @@ impl Bench {
                     }
                     _ => there = false,
                 }
+            }
+            // Where memory could not be seen, both were left serving: nobody's requests are lost, and an operator chooses.
+            let awake = status.engines.iter().filter(|e| e.tier == Some(Tier::Awake)).count();
+            if there && awake > 1 {
+                there = false;
+                drop(agent.submit(Sleep::at("B", Tier::Level1)).await);
             }
             if there && !status.engines.iter().any(|e| e.tier == Some(Tier::Awake)) {
                 there = false;

@@ -60,6 +60,35 @@ async fn a_stream_that_breaks_off_ends_with_an_error() {
     }
 }
 
+/// An event that is too long to be held has been passed on in part: then an error event would be a part of it.
+#[tokio::test]
+async fn a_stream_that_breaks_off_within_a_huge_event_is_cut_off() {
+    let desk = Desk::usual().await;
+    let answer = desk.ask(&completion("org/A", true));
+    let mut call = desk.a.call().await;
+    call.begin_stream().await;
+    let huge = format!("data: {}", "x".repeat(3 << 20));
+    let writer = tokio::spawn(async move {
+        call.chunk(&huge).await;
+        call
+    });
+    let mut answer = answer.await.unwrap();
+    let mut got = 0;
+    while got < 2 << 20 {
+        got += patient("a piece", answer.chunk()).await.unwrap().expect("more").len();
+    }
+    desk.hub.abort(A);
+    loop {
+        match patient("the end", answer.chunk()).await {
+            Ok(Some(piece)) => assert!(!String::from_utf8_lossy(&piece).contains("error")),
+            Ok(None) => panic!("it ended as if nothing had happened"),
+            Err(_) => break,
+        }
+    }
+    writer.abort();
+    desk.until_empty().await;
+}
+
 #[tokio::test]
 async fn an_engine_that_died_gets_nothing_again() {
     let mut desk = Desk::usual().await;
