@@ -165,6 +165,8 @@ impl Cx<'_> {
         self.lay_down_reservation(id, of_an_operation);
         self.transit(id, told, |e| {
             (e.process, e.admission) = (true, false);
+            // An operation may be at work on its devices; that it was to take something is over all the same.
+            (e.held, e.reserved) = (e.held.saturating_add(e.reserved), 0);
             e.condition = Condition::Adrift(drift);
         });
         let devices = self.node.engine(id).spec.devices.clone();

@@ -461,6 +461,8 @@ impl Cx<'_> {
         for engine in unresolved {
             self.transit(engine, "no operation verified it", |e| {
                 e.admission = false;
+                // What it was about to take may be taken.
+                (e.held, e.reserved) = (e.held.saturating_add(e.reserved), 0);
                 e.condition = Condition::Adrift(Drift::Unresolved);
             });
         }
