@@ -288,8 +288,9 @@ async fn one_tenants_queue_does_not_stand_before_another() {
         before += usize::from(ended < y_ended);
     }
     say(&format!("{many} requests of X waited for B before Y's one: {before} of them ended before it"));
-    // Those that ran when it went in, and one more round that may have been as quick.
-    assert!(before <= 3 * LIMIT, "{before} of X's ended before Y's one");
+    // Those that ran when it went in, and some rounds that may have been quicker on a busy machine; in the order of their
+    // coming it would be all of them.
+    assert!(before <= many / 2, "{before} of X's ended before Y's one");
     left::nobody_came_asleep(&agent).await;
     left::nothing(&agent).await;
     agent.stop().await;
