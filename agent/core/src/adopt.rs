@@ -1,7 +1,7 @@
-//! An agent's end is survived: what is kept of a node, and what a later agent makes of it.
+//! An agent's end is survived: what a later agent makes of what was kept of a node, and of what it finds.
 //!
 //! An agent may be killed at any instant, with engines running and an operation half way. What the core knew then is
-//! [kept](keep), in one transaction with the notes of the step that it came from; so what is found is always the state
+//! [kept](crate::kept), in one transaction with the notes of the step that it came from; so what is found is always the state
 //! *between* two steps, and an operation under way always has exactly one action at the edge, of which it is not known
 //! whether it was begun, is still running, or is done. The next agent holds what was kept against what it
 //! [finds](Found): whether the process lives and is proven ours, what `/is_sleeping` says, how many bytes are there.
@@ -18,160 +18,16 @@
 //! failure ladder ([`crate::recover`]) as any other, under its own number, and ends as it would have: done, or given up
 //! with what served before serving again.
 
-use crate::backoff::Crashes;
 use crate::call::{Call, SleepLevel, SleepingAnswer, WakeTags};
 use crate::capability::Capabilities;
-use crate::creep::Creep;
 use crate::ids::{DeviceId, EngineId};
+use crate::kept::{KeptDevice, KeptEngine, KeptWork};
 use crate::ledger;
 use crate::program::Step;
-use crate::state::{Condition, Costs, Engine, Footprint, Node, Operation, Paused, Queued, Stage};
+use crate::state::{Condition, Node, Operation, Stage};
 use crate::tier::Tier;
 use crate::time::Moment;
-use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-
-/// What is kept of one engine: everything that the core knows of it, but for the configuration.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct KeptEngine {
-    /// Where it was last verified.
-    pub tier: Tier,
-    /// Whether that held.
-    pub condition: Condition,
-    /// Whether requests were admitted.
-    pub admission: bool,
-    /// Whether a process existed, or its remains.
-    pub process: bool,
-    /// Its leader had ended by itself.
-    pub dead: bool,
-    /// Process lives so far.
-    pub life: u64,
-    /// Verified changes of tier so far.
-    pub generation: u64,
-    /// What it could do.
-    pub capabilities: Option<Capabilities>,
-    /// Measured bytes, by tier.
-    pub footprints: [Option<Footprint>; 5],
-    /// Learned durations.
-    pub costs: Costs,
-    /// Device bytes held.
-    pub held: u64,
-    /// Device bytes reserved by the operation at work on it.
-    pub reserved: u64,
-    /// Its host backup is pinned.
-    pub pinned: bool,
-    /// Requests are frozen in it.
-    pub frozen: bool,
-    /// The rehearsal failed.
-    pub restart_only: bool,
-    /// A level-2 wake gave other tokens.
-    pub level2_unsafe: bool,
-    /// It cannot park.
-    pub cannot_park: bool,
-    /// Crashes within the window.
-    pub crashes: Crashes,
-    /// Whether it should come back awake.
-    pub wanted_awake: bool,
-    /// When it last became awake.
-    pub awake_since: Moment,
-    /// What this life has lost on the device.
-    pub creep: Creep,
-}
-
-/// What is kept of one device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub struct KeptDevice {
-    /// Bytes that none of our engines accounted for.
-    pub foreign: u64,
-    /// What the last look would have called so.
-    pub foreign_seen: u64,
-}
-
-/// What is kept of the work of a node. Ids in it are places in the lists of names.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
-pub struct KeptWork {
-    /// Engines, in the order that ids count them in.
-    pub engines: Vec<String>,
-    /// Devices, likewise.
-    pub devices: Vec<String>,
-    /// Operations under way.
-    pub operations: Vec<Operation>,
-    /// Requests that waited.
-    pub queue: Vec<Queued>,
-    /// Maintenance.
-    pub paused: Option<Paused>,
-    /// The node was being closed: that an engine is stopped is the agent's doing, not an operator's choice.
-    pub closing: bool,
-}
-
-impl KeptWork {
-    /// Whether ids mean the same in this node: it has the same engines and devices, further ones at most behind them.
-    pub fn fits(&self, node: &Node) -> bool {
-        let engines = node.engines.iter().map(|e| &e.spec.name);
-        let devices = node.devices.iter().map(|d| &d.spec.name);
-        self.engines.len() <= node.engines.len()
-            && self.devices.len() <= node.devices.len()
-            && engines.zip(&self.engines).all(|(a, b)| a == b)
-            && devices.zip(&self.devices).all(|(a, b)| a == b)
-    }
-}
-
-/// What is kept of a node.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Kept {
-    /// Engines in the node's order.
-    pub engines: Vec<KeptEngine>,
-    /// Devices in the node's order.
-    pub devices: Vec<KeptDevice>,
-    /// What was under way.
-    pub work: KeptWork,
-}
-
-/// What must survive the agent of this state.
-pub fn keep(node: &Node) -> Kept {
-    Kept {
-        engines: node.engines.iter().map(keep_engine).collect(),
-        devices: node
-            .devices
-            .iter()
-            .map(|d| KeptDevice { foreign: d.foreign, foreign_seen: d.foreign_seen })
-            .collect(),
-        work: KeptWork {
-            engines: node.engines.iter().map(|e| e.spec.name.clone()).collect(),
-            devices: node.devices.iter().map(|d| d.spec.name.clone()).collect(),
-            operations: node.operations.clone(),
-            queue: node.queue.iter().cloned().collect(),
-            paused: node.paused.clone(),
-            closing: node.closing,
-        },
-    }
-}
-
-fn keep_engine(e: &Engine) -> KeptEngine {
-    KeptEngine {
-        tier: e.tier,
-        condition: e.condition.clone(),
-        admission: e.admission,
-        process: e.process,
-        dead: e.dead,
-        life: e.life,
-        generation: e.generation,
-        capabilities: e.capabilities,
-        footprints: e.footprints,
-        costs: e.costs,
-        held: e.held,
-        reserved: e.reserved,
-        pinned: e.pinned,
-        frozen: e.frozen,
-        restart_only: e.restart_only,
-        level2_unsafe: e.level2_unsafe,
-        cannot_park: e.cannot_park,
-        crashes: e.crashes.clone(),
-        wanted_awake: e.wanted_awake,
-        awake_since: e.awake_since,
-        creep: e.creep,
-    }
-}
 
 /// The process of an engine, as it was found.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -675,90 +531,4 @@ impl Then {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const PLACES: [Place; 6] =
-        [Place::Awake, Place::Asleep, Place::Stopped, Place::Adrift, Place::Moving, Place::Unknown];
-    const DOINGS: [Doing; 14] = [
-        Doing::Drain,
-        Doing::DrainOver,
-        Doing::Sleep,
-        Doing::Pause0,
-        Doing::ReleaseKv,
-        Doing::Wake,
-        Doing::WakeWeights,
-        Doing::Reload,
-        Doing::Small,
-        Doing::Worker,
-        Doing::Look,
-        Doing::Probe,
-        Doing::Spawn,
-        Doing::Stop,
-    ];
-    const SAYS: [Says; 6] =
-        [Says::Nobody, Says::Ended, Says::Silent, Says::Asleep, Says::Awake, Says::Strange];
-    const BYTES: [Bytes; 4] = [Bytes::There, Bytes::Gone, Bytes::Half, Bytes::Unknown];
-
-    fn evidence() -> impl Iterator<Item = (Says, Bytes)> {
-        SAYS.into_iter().flat_map(|s| BYTES.into_iter().map(move |b| (s, b)))
-    }
-
-    #[test]
-    fn every_case_has_a_row_and_every_row_a_case() {
-        let mut used = vec![false; AT_REST.len() + IN_STEP.len()];
-        for (says, bytes) in evidence() {
-            for place in PLACES {
-                let found =
-                    at_rest(place, says, bytes).unwrap_or_else(|| panic!("{place:?} {says:?} {bytes:?}"));
-                used[AT_REST.iter().position(|r| std::ptr::eq(r, found)).unwrap()] = true;
-            }
-            for doing in DOINGS {
-                let found =
-                    in_step(doing, says, bytes).unwrap_or_else(|| panic!("{doing:?} {says:?} {bytes:?}"));
-                used[AT_REST.len() + IN_STEP.iter().position(|r| std::ptr::eq(r, found)).unwrap()] = true;
-            }
-        }
-        let idle: Vec<usize> = used.iter().enumerate().filter(|(_, u)| !**u).map(|(at, _)| at).collect();
-        assert!(idle.is_empty(), "rows that nothing leads to: {idle:?}");
-    }
-
-    /// What makes the tables safe, whatever their rows say one by one.
-    #[test]
-    fn the_tables_keep_what_they_promise() {
-        for (says, bytes) in evidence() {
-            let dead = matches!(says, Says::Nobody | Says::Ended);
-            // Who served serves on, unless it died, was moved by somebody else, or would die of the next request.
-            let served = at_rest(Place::Awake, says, bytes).unwrap().then;
-            let harmed = dead || matches!(says, Says::Strange | Says::Asleep) || bytes == Bytes::Gone;
-            assert!(served == Rest::Believe || harmed, "{says:?} {bytes:?}: {served:?}");
-            // Nobody is believed awake whose memory is known to be gone.
-            for place in [Place::Awake, Place::Unknown] {
-                let then = at_rest(place, says, bytes).unwrap().then;
-                assert!(!(then == Rest::Believe && says == Says::Awake && bytes == Bytes::Gone));
-            }
-            for doing in DOINGS {
-                let then = in_step(doing, says, bytes).unwrap().then;
-                // Nothing is asked of a process that has ended, or of a stranger.
-                let asks = matches!(then, Then::Again | Then::GoOn | Then::Wait | Then::WaitAgain);
-                let may = matches!(doing, Doing::Stop) || (doing == Doing::Spawn && says != Says::Ended);
-                assert!(!asks || may || !(dead || says == Says::Strange), "{doing:?} {says:?} {bytes:?}");
-                // No control call while another may still run in the engine.
-                let call = !matches!(
-                    doing,
-                    Doing::Drain | Doing::DrainOver | Doing::Look | Doing::Probe | Doing::Spawn | Doing::Stop
-                );
-                assert!(!(call && says == Says::Silent && then == Then::Again), "{doing:?} {bytes:?}");
-                // No probe without memory.
-                assert!(!(doing == Doing::Probe && bytes == Bytes::Gone && then == Then::Again));
-            }
-        }
-    }
-
-    #[test]
-    fn words_are_lower_case() {
-        assert_eq!(words(&[Doing::WakeWeights, Doing::Stop]), "wake weights, stop");
-        assert_eq!(words::<Doing>(&[]), "any");
-        assert!(markdown().lines().count() == AT_REST.len() + IN_STEP.len() + 5);
-    }
-}
+mod tests;

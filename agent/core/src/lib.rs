@@ -18,6 +18,7 @@ pub mod fairness;
 pub mod hold;
 pub mod ids;
 pub mod invariants;
+pub mod kept;
 pub mod ladder;
 pub mod ledger;
 pub mod plan;

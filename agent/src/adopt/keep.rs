@@ -19,7 +19,7 @@ use crate::journal::Keep;
 use crate::switcher::{Client, Order};
 use hotbunk_api::operation::{Initiator, Operation, OperationRequest};
 use hotbunk_api::words::State;
-use hotbunk_core::adopt::{self, Kept, KeptDevice, KeptEngine, KeptWork};
+use hotbunk_core::kept::{self, Kept, KeptDevice, KeptEngine, KeptWork};
 use hotbunk_core::event::{By, Request};
 use hotbunk_core::ids::{Incarnation, OperationId};
 use hotbunk_core::state::Node;
@@ -126,7 +126,7 @@ impl Keeper {
 
     /// What has changed since the last time.
     pub fn changes(&mut self, node: &Node) -> Vec<Keep> {
-        let now = adopt::keep(node);
+        let now = kept::keep(node);
         let mut changes = Vec::new();
         if self.written.is_none() {
             changes.extend(crate::process::tree::boot_id().ok().map(|boot| keep("boot".to_owned(), &boot)));
@@ -301,7 +301,7 @@ mod tests {
         written(keeper.changes(&node), &mut table);
         let boot = crate::process::tree::boot_id().unwrap();
         let former = read(&table, &boot);
-        let kept = adopt::keep(&node);
+        let kept = kept::keep(&node);
         assert!(former.same_boot && former.unreadable.is_empty(), "{former:?}");
         assert_eq!(former.work.as_ref(), Some(&kept.work));
         assert_eq!(former.engines.values().collect::<Vec<_>>(), kept.engines.iter().collect::<Vec<_>>());

@@ -2,9 +2,10 @@
 //! found, then what was under way goes on. The decisions are the tables' of [`crate::adopt`].
 
 use super::Cx;
-use crate::adopt::{self, Adopted, Adoption, Bytes, Found, KeptEngine, KeptWork, Process, Rest, Says, Then};
+use crate::adopt::{self, Adopted, Adoption, Bytes, Found, Process, Rest, Says, Then};
 use crate::effect::{Incident, Note};
 use crate::ids::{DeviceId, EngineId, OperationId};
+use crate::kept::{KeptEngine, KeptWork};
 use crate::ledger;
 use crate::program::{Cause, Failure, Step};
 use crate::recover::Recovery;
@@ -48,15 +49,35 @@ impl Cx<'_> {
         let now = self.now;
         let e = self.node.engine_mut(a.engine);
         if let Some(k) = a.kept.clone() {
-            let KeptEngine { tier, condition, admission, process, dead, life, generation, .. } = k;
+            let KeptEngine {
+                tier,
+                condition,
+                admission,
+                process,
+                dead,
+                life,
+                generation,
+                capabilities,
+                footprints,
+                costs,
+                held,
+                reserved,
+                pinned,
+                frozen,
+                restart_only,
+                level2_unsafe,
+                cannot_park,
+                crashes,
+                wanted_awake,
+                awake_since,
+                creep,
+            } = k;
             (e.tier, e.condition, e.admission) = (tier, condition, admission);
             (e.process, e.dead, e.life, e.generation) = (process, dead, life, generation);
-            (e.capabilities, e.footprints, e.costs) = (k.capabilities, k.footprints, k.costs);
-            (e.held, e.reserved, e.pinned, e.frozen) = (k.held, k.reserved, k.pinned, k.frozen);
-            (e.restart_only, e.level2_unsafe, e.cannot_park) =
-                (k.restart_only, k.level2_unsafe, k.cannot_park);
-            (e.crashes, e.wanted_awake, e.awake_since) = (k.crashes, k.wanted_awake, k.awake_since);
-            e.creep = k.creep;
+            (e.capabilities, e.footprints, e.costs) = (capabilities, footprints, costs);
+            (e.held, e.reserved, e.pinned, e.frozen) = (held, reserved, pinned, frozen);
+            (e.restart_only, e.level2_unsafe, e.cannot_park) = (restart_only, level2_unsafe, cannot_park);
+            (e.crashes, e.wanted_awake, e.awake_since, e.creep) = (crashes, wanted_awake, awake_since, creep);
             // Before it is ready nothing is known of what it can do; its operation asks it.
             if e.capabilities.is_some() {
                 e.capabilities = a.found.capabilities.or(e.capabilities);

@@ -5,7 +5,7 @@
 //! and future lives. In debug builds `step` checks the invariants after every event, so they are held here too.
 
 use super::step;
-use crate::adopt::{self, Adopted, Adoption, Found, Process};
+use crate::adopt::{Adopted, Adoption, Found, Process};
 use crate::call::{CallOutcome, SleepingAnswer};
 use crate::capability::{Capabilities, Routes, Version};
 use crate::demand::{self, Demand};
@@ -186,7 +186,7 @@ fn found() -> impl Strategy_<Value = Found> {
 
 /// A new agent on the same configuration, with what the old one has kept, or with half of it.
 fn successor(node: &mut Node, adoption: &mut Adoption, forgets: bool) {
-    let kept = adopt::keep(node);
+    let kept = crate::kept::keep(node);
     let specs = node.engines.iter().map(|e| e.spec.clone()).collect();
     let devices = node.devices.iter().map(|d| d.spec.clone()).collect();
     *node = Node::new(specs, devices, node.policy, node.next_operation);

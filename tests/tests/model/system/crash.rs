@@ -6,7 +6,7 @@
 
 use super::{Config, Leaves, Pending, Sys, id};
 use crate::world::{Proc, Weights};
-use hotbunk_core::adopt::{self, Adopted, Adoption, Found, Process};
+use hotbunk_core::adopt::{Adopted, Adoption, Found, Process};
 use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::effect::Action;
 use hotbunk_core::event::Event;
@@ -62,7 +62,7 @@ impl Sys {
         self.surveys.clear();
         // Who waited was waiting for the agent that is gone.
         self.held.fill(false);
-        let kept = adopt::keep(&self.node);
+        let kept = hotbunk_core::kept::keep(&self.node);
         let mut node = Node::new(
             self.node.engines.iter().map(|e| e.spec.clone()).collect(),
             self.node.devices.iter().map(|d| d.spec.clone()).collect(),

@@ -1,14 +1,14 @@
 //! Stories of an agent that was killed and of its successor.
 
 use super::*;
-use crate::adopt::{self, Adopted, Adoption, Found, Process};
+use crate::adopt::{Adopted, Adoption, Found, Process};
 use crate::state::Pausing;
 
 impl Session {
     /// The agent is killed; its successor finds each engine alive, saying this and holding so many GiB.
     fn succeeded(&mut self, found: &[(Option<bool>, u64)]) -> &mut Self {
         self.waiting.clear();
-        let kept = adopt::keep(&self.node);
+        let kept = crate::kept::keep(&self.node);
         let specs = self.node.engines.iter().map(|e| e.spec.clone()).collect();
         let devices = self.node.devices.iter().map(|d| d.spec.clone()).collect();
         let capabilities = Some(self.capabilities());
