@@ -230,17 +230,18 @@ impl App {
 
         let awake = match begin.engines {
             Engines::Start => {
-                handle.tell(Event::Boot { awake: awake_at_start(&config) });
-                config.policy.awake_at_start.first().copied()
+                let id = |at: &usize| EngineId(u16::try_from(*at).unwrap_or(u16::MAX));
+                handle.tell(Event::Boot { awake: config.policy.awake_at_start.iter().map(id).collect() });
+                config.policy.awake_at_start.iter().map(|at| config.engines[*at].name.as_str()).collect()
             }
-            Engines::Leave => None,
+            Engines::Leave => Vec::new(),
         };
         tracing::info!(
             control = %control_socket.display(),
             metrics = metrics_address.map(|a| a.to_string()),
             gateway = gateway_address.map(|a| a.to_string()),
             engines = config.engines.len(),
-            awake = awake.map(|at| config.engines[at].name.clone()),
+            awake = awake.join(", "),
             "the agent is up"
         );
         Ok(App {
@@ -398,11 +399,6 @@ pub enum Engines {
 
 fn device_id(at: usize) -> hotbunk_core::ids::DeviceId {
     hotbunk_core::ids::DeviceId(u16::try_from(at).unwrap_or(u16::MAX))
-}
-
-fn awake_at_start(config: &Config) -> Option<EngineId> {
-    let first = config.policy.awake_at_start.first()?;
-    Some(EngineId(u16::try_from(*first).unwrap_or(u16::MAX)))
 }
 
 fn private_dir(dir: &std::path::Path) -> anyhow::Result<()> {

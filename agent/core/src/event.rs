@@ -176,10 +176,10 @@ pub struct Use {
 pub enum Event {
     /// What a former agent left, all of it at once; before anything else, and before [`Event::Boot`].
     Adopted(Box<Adoption>),
-    /// The agent is up: start what should be started, leaving this engine awake.
+    /// The agent is up: start what should be started, leaving these engines awake.
     Boot {
-        /// Engine to be left awake.
-        awake: Option<EngineId>,
+        /// Engines to be left awake; they are started last.
+        awake: Vec<EngineId>,
     },
     /// Something is asked.
     Command {
@@ -241,19 +241,10 @@ pub enum Event {
         /// What is held for it now.
         demand: Demand,
     },
-    /// How an engine is used: it has fallen idle while something is held.
-    Used {
-        /// Engine.
-        engine: EngineId,
-        /// Requests that are with it now.
-        in_flight: u32,
-        /// When the last inference ended; where some run, when the last of them began.
-        at: Moment,
-    },
     /// The journal cannot be written, and the configuration wants nothing switched without it; `None`: it can again.
     JournalLost(Option<String>),
-    /// The same of every engine of which something is new; told before each other event, so that turns and idle ladders
-    /// are decided on what is so of all engines at once.
+    /// How engines are used, of each of which something is new. Told when one falls idle while something is held, and before
+    /// each other event, so that turns and idle ladders are decided on what is so of all engines at once.
     Uses(Vec<Use>),
     /// Time passed: back-offs may have ended, turns and idle ladders may be due, and it is time to survey.
     Tick,

@@ -38,7 +38,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
     let mut cx = Cx { node, now, out: Vec::new() };
     match event {
         Event::Adopted(adoption) => cx.adopted(*adoption),
-        Event::Boot { awake } => cx.boot(awake),
+        Event::Boot { awake } => cx.boot(&awake),
         Event::Command { id, request, by } => cx.admit(id, request, by),
         Event::Cancel(id) => cx.cancel(id),
         Event::Done { ticket, result } => cx.done(ticket, result),
@@ -47,7 +47,6 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::DeviceRead { device, capacity, used } => cx.device_read(device, capacity, used),
         Event::DeviceLost { device, reason } => cx.device_lost(device, reason),
         Event::Demand { engine, demand } => cx.demanded(engine, demand),
-        Event::Used { engine, in_flight, at } => cx.used(engine, in_flight, at),
         Event::JournalLost(reason) => cx.node.journal_lost = reason,
         Event::Uses(uses) => uses.into_iter().for_each(|u| cx.used(u.engine, u.in_flight, u.at)),
         Event::Tick => cx.survey_all(),

@@ -10,7 +10,7 @@ use crate::clock;
 use crate::config::{self, Config};
 use crate::metrics::Metrics;
 use hotbunk_core::demand::{self, Never};
-use hotbunk_core::event::Event;
+use hotbunk_core::event::{Event, Use};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::state::Node;
 use hyper::HeaderMap;
@@ -297,7 +297,8 @@ impl Hub {
             line.freeze(self, false, clock::now());
         }
         if left.in_flight == 0 && self.held.load(std::sync::atomic::Ordering::SeqCst) > 0 {
-            self.tell(Event::Used { engine, in_flight: line.gate.in_flight(), at: line.used_at() });
+            let used = Use { engine, in_flight: line.gate.in_flight(), at: line.used_at() };
+            self.tell(Event::Uses(vec![used]));
         }
     }
 

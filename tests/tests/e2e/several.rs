@@ -30,6 +30,21 @@ async fn three_engines_on_one_device_take_turns() {
 }
 
 #[tokio::test]
+async fn all_that_should_be_awake_at_the_start_are() {
+    let device = DeviceSetup::new("gpu0").line("max_awake = 2");
+    let setup = Setup::new(three()).policy_line("awake_at_start = [\"C\", \"A\"]");
+    let node = setup.devices(vec![device]).build();
+    let agent = node.start().await;
+    for (engine, tier) in [("B", Tier::Level1), ("C", Tier::Awake), ("A", Tier::Awake)] {
+        agent.until_at(engine, tier).await;
+    }
+    agent.until_idle().await;
+    node.engine("C").serves().await;
+    node.engine("A").serves().await;
+    agent.stop().await;
+}
+
+#[tokio::test]
 async fn two_may_be_awake_and_a_third_takes_a_place() {
     let device = DeviceSetup::new("gpu0").line("max_awake = 2");
     let node = Setup::new(three()).devices(vec![device]).build();

@@ -5,7 +5,7 @@ use hotbunk_core::adopt::Process;
 use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::demand::Demand;
 use hotbunk_core::effect::Ticket;
-use hotbunk_core::event::Event;
+use hotbunk_core::event::{Event, Use};
 use hotbunk_core::tier::Tier;
 
 /// A reservation is dropped after each step.
@@ -88,7 +88,7 @@ pub(crate) fn work_forgotten() -> Planted {
 pub(crate) fn deaf_to_hang_ups() -> Planted {
     let event = |_: &Sys, event: &mut Event| {
         if let Event::Demand { engine, demand: Demand { held: 0, .. } } = *event {
-            *event = Event::Used { engine, in_flight: 0, at: NOW };
+            *event = Event::Uses(vec![Use { engine, in_flight: 0, at: NOW }]);
         }
     };
     Planted { event, ..Planted::default() }

@@ -39,13 +39,13 @@ impl From<Refusal> for No {
 
 impl Cx<'_> {
     /// Queues the starts of an agent that comes up.
-    pub(super) fn boot(&mut self, awake: Option<EngineId>) {
+    pub(super) fn boot(&mut self, awake: &[EngineId]) {
         let placed = std::mem::take(&mut self.node.placed);
         let due = |id: &EngineId| self.node.engine(*id).spec.autostart && !placed.contains(id);
         let due: Vec<EngineId> = self.node.ids().filter(due).collect();
-        let (last, first): (Vec<_>, Vec<_>) = due.into_iter().partition(|id| Some(*id) == awake);
+        let (last, first): (Vec<_>, Vec<_>) = due.into_iter().partition(|id| awake.contains(id));
         for engine in first.into_iter().chain(last) {
-            let awake = Some(engine) == awake;
+            let awake = awake.contains(&engine);
             self.node.engine_mut(engine).wanted_awake = awake;
             let id = self.node.number();
             let request = Request::Start { engine, rehearse: None, awake };

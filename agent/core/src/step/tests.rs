@@ -6,7 +6,7 @@ use super::step;
 use crate::call::{CallOutcome, SleepingAnswer};
 use crate::capability::{Capabilities, Routes, Version};
 use crate::effect::{Action, Effect, Note, StepResult, Ticket};
-use crate::event::{By, Drain, Event, Request, Survey};
+use crate::event::{By, Drain, Event, Request, Survey, Use};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts};
 use crate::state::{Condition, Footprint, Node};

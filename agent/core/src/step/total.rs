@@ -228,12 +228,12 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
             Event::Demand { engine, demand: Demand { held, oldest } }
         }),
         3 => (engine(), 0u32..2, prop_oneof![(0u64..2_000).prop_map(|s| Moment(s * 1_000_000_000)), Just(Moment(u64::MAX))])
-            .prop_map(|(engine, in_flight, at)| Event::Used { engine, in_flight, at }),
+            .prop_map(|(engine, in_flight, at)| Event::Uses(vec![Use { engine, in_flight, at }])),
         2 => prop::collection::vec((engine(), 0u32..3, any::<u64>().prop_map(Moment)), 0..3).prop_map(|uses| {
             let one = |(engine, in_flight, at)| Use { engine, in_flight, at };
             Event::Uses(uses.into_iter().map(one).collect())
         }),
-        1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake }),
+        1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake: awake.into_iter().collect() }),
         1 => any::<bool>().prop_map(|runs| Event::Cycle { runs }),
         2 => prop::collection::vec(found(), usize::from(ENGINES)).prop_map(|found| {
             let one = |(at, found)| Adopted { engine: EngineId(at), kept: None, found };

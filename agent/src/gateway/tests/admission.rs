@@ -4,7 +4,7 @@ use super::*;
 use crate::gateway::{Aborted, Address, Eta};
 use hotbunk_core::demand::Demand;
 use hotbunk_core::effect::{Effect, Note};
-use hotbunk_core::event::{By, Drain, Request};
+use hotbunk_core::event::{By, Drain, Request, Use};
 use hotbunk_core::ids::OperationId;
 use hotbunk_core::program::{Cause, Failure, Step};
 use hotbunk_core::spec::DrainPolicy;
@@ -101,7 +101,8 @@ async fn a_drain_is_closing_and_waiting_for_the_count() {
     // Somebody waits, so the switcher is told that nothing runs any more.
     let told = desk.told();
     assert!(
-        matches!(told[..], [Event::Demand { .. }, Event::Used { engine: A, in_flight: 0, at }] if at.0 > 0),
+        matches!(&told[..], [Event::Demand { .. }, Event::Uses(uses)]
+            if matches!(uses[..], [Use { engine: A, in_flight: 0, at }] if at.0 > 0)),
         "{told:?}"
     );
     drop(waits);

@@ -82,7 +82,7 @@ impl Sys {
             work: Some(kept.work),
         };
         self.feed_known(config, Event::Adopted(Box::new(adoption)), now, known);
-        self.feed(config, Event::Boot { awake: None }, now);
+        self.feed(config, Event::Boot { awake: Vec::new() }, now);
     }
 
     fn found(&self, config: &Config, at: usize, silent: bool, blind: bool, had_process: bool) -> Found {

@@ -4,7 +4,7 @@
 
 use super::{Config, Sys, id};
 use hotbunk_core::demand::{self, Demand, Eta};
-use hotbunk_core::event::{By, Event};
+use hotbunk_core::event::{By, Event, Use};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::spec::Rung;
 use hotbunk_core::state::Stage;
@@ -76,8 +76,8 @@ impl Sys {
                 let oldest = holds.then_some(now);
                 Event::Demand { engine, demand: Demand { held: u32::from(holds), oldest } }
             }
-            Does::Begin => Event::Used { engine, in_flight: 1, at: now },
-            Does::End => Event::Used { engine, in_flight: 0, at: now },
+            Does::Begin => Event::Uses(vec![Use { engine, in_flight: 1, at: now }]),
+            Does::End => Event::Uses(vec![Use { engine, in_flight: 0, at: now }]),
         };
         self.feed(config, event, now);
     }

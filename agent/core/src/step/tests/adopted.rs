@@ -27,7 +27,7 @@ impl Session {
         let adoption = Adoption { engines: engines.collect(), work: Some(kept.work), ..Adoption::default() };
         self.log.clear();
         self.say(Event::Adopted(Box::new(adoption)));
-        self.say(Event::Boot { awake: Some(A) })
+        self.say(Event::Boot { awake: vec![A] })
     }
 }
 

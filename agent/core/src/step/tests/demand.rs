@@ -26,7 +26,7 @@ impl Session {
     }
 
     fn used(&mut self, engine: EngineId, in_flight: u32) -> &mut Self {
-        self.say(Event::Used { engine, in_flight, at: self.now })
+        self.say(Event::Uses(vec![Use { engine, in_flight, at: self.now }]))
     }
 
     fn passes(&mut self, time: Duration) -> &mut Self {
@@ -463,7 +463,7 @@ fn a_resumption_that_loses_an_engine_brings_the_others_back() {
 #[test]
 fn cycles_and_the_starts_of_the_agent_wait_for_the_end_of_maintenance() {
     let mut s = Session::new(31, 45, &[Tier::Stopped, Tier::Stopped]);
-    s.say(Event::Boot { awake: Some(A) }).pauses(None);
+    s.say(Event::Boot { awake: vec![A] }).pauses(None);
     // The start of B is under way, then comes the pause, then the start of A would.
     s.ok_to_the_end();
     assert!(s.node.is_paused() && s.tier(A) == Tier::Stopped && s.node.queue.len() == 1, "{:#?}", s.log);

@@ -55,7 +55,7 @@ impl Shift {
             let e = self.session.node.engine(Shift::id(at));
             let at_used = if in_flight > 0 { now } else { held.used_at };
             if (e.in_flight > 0) != (in_flight > 0) || (in_flight == 0 && e.used_at < at_used) {
-                self.session.say(Event::Used { engine: Shift::id(at), in_flight, at: at_used });
+                self.session.say(Event::Uses(vec![Use { engine: Shift::id(at), in_flight, at: at_used }]));
             }
         }
         self.session.say(event);
@@ -92,7 +92,7 @@ impl Shift {
                 held.served += 1;
             }
             let in_flight = u32::try_from(held.running.len()).unwrap_or(u32::MAX);
-            self.session.say(Event::Used { engine, in_flight, at: now });
+            self.session.say(Event::Uses(vec![Use { engine, in_flight, at: now }]));
             self.session.say(Event::Demand { engine, demand: Demand::default() });
         }
     }
