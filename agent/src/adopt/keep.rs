@@ -19,9 +19,9 @@ use crate::journal::Keep;
 use crate::switcher::{Client, Order};
 use hotbunk_api::operation::{Initiator, Operation, OperationRequest};
 use hotbunk_api::words::State;
-use hotbunk_core::kept::{self, Kept, KeptDevice, KeptEngine, KeptWork};
 use hotbunk_core::event::{By, Request};
 use hotbunk_core::ids::{Incarnation, OperationId};
+use hotbunk_core::kept::{self, Kept, KeptDevice, KeptEngine, KeptWork};
 use hotbunk_core::state::Node;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -232,37 +232,15 @@ fn value<T: DeserializeOwned>(body: &str) -> Option<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{self, Facts};
     use crate::switcher::spec;
     use hotbunk_core::event::Event;
     use hotbunk_core::ids::EngineId;
     use hotbunk_core::step::step;
     use hotbunk_core::tier::Tier;
     use hotbunk_core::time::Moment;
-    use std::path::Path;
-
-    const TWO: &str = r#"
-        [[engine]]
-        name = "A"
-        device = "none"
-        model = "a"
-        port = 8101
-        command = ["vllm", "serve", "a", "--host", "127.0.0.1", "--port", "8101"]
-        env = { VLLM_SERVER_DEV_MODE = "1" }
-        [[engine]]
-        name = "B"
-        device = "none"
-        model = "b"
-        port = 8102
-        command = ["vllm", "serve", "b", "--host", "127.0.0.1", "--port", "8102"]
-        env = { VLLM_SERVER_DEV_MODE = "1" }
-    "#;
 
     fn node() -> Node {
-        let (config, _) = config::parse(TWO, Path::new("hotbunk.toml"), &Facts::default()).unwrap();
-        let unknown = |_: &str| None;
-        let (engines, devices) = (spec::engines(&config, unknown), spec::devices(&config, unknown));
-        Node::new(engines, devices, spec::policy(&config, None), 1)
+        spec::node_of(&["A", "B"])
     }
 
     /// A start of A is under way, a command of a client.

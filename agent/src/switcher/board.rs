@@ -361,27 +361,12 @@ fn plan_step(node: &Node, step: &hotbunk_core::program::Step) -> PlanStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{self, Facts};
     use crate::switcher::spec;
     use hotbunk_core::ids::EngineId;
     use hotbunk_core::queue::Refusal;
-    use std::path::Path;
-
-    const ONE_ENGINE: &str = r#"
-        [[engine]]
-        name = "A"
-        device = "none"
-        model = "a"
-        port = 8101
-        command = ["vllm", "serve", "a", "--host", "127.0.0.1", "--port", "8101"]
-        env = { VLLM_SERVER_DEV_MODE = "1" }
-    "#;
 
     fn node() -> Node {
-        let (config, _) = config::parse(ONE_ENGINE, Path::new("hotbunk.toml"), &Facts::default()).unwrap();
-        let unknown = |_: &str| None;
-        let (engines, devices) = (spec::engines(&config, unknown), spec::devices(&config, unknown));
-        Node::new(engines, devices, spec::policy(&config, None), 1)
+        spec::node_of(&["A"])
     }
 
     #[tokio::test]

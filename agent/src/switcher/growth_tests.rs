@@ -1,7 +1,6 @@
 //! A month of handoffs, without the processes: what is kept in memory does not grow with what was done.
 
 use super::{Around, Board, Order, spec};
-use crate::config::{self, Facts};
 use crate::control::EventLog;
 use futures_util::{FutureExt as _, StreamExt as _};
 use hotbunk_core::call::{CallOutcome, SleepingAnswer};
@@ -13,27 +12,8 @@ use hotbunk_core::program::Step;
 use hotbunk_core::state::Node;
 use hotbunk_core::step::step;
 use hotbunk_core::time::Moment;
-use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-
-const TWO: &str = r#"
-    [[engine]]
-    name = "A"
-    device = "none"
-    model = "a"
-    port = 8101
-    command = ["vllm", "serve", "a", "--host", "127.0.0.1", "--port", "8101", "--enable-sleep-mode"]
-    env = { VLLM_SERVER_DEV_MODE = "1" }
-
-    [[engine]]
-    name = "B"
-    device = "none"
-    model = "b"
-    port = 8102
-    command = ["vllm", "serve", "b", "--host", "127.0.0.1", "--port", "8102", "--enable-sleep-mode"]
-    env = { VLLM_SERVER_DEV_MODE = "1" }
-"#;
 
 /// Events that the log remembers.
 const REMEMBERED: usize = 64;
@@ -48,12 +28,9 @@ struct Month {
 
 impl Month {
     fn begin() -> Self {
-        let (config, _) = config::parse(TWO, Path::new("hotbunk.toml"), &Facts::default()).unwrap();
-        let unknown = |_: &str| None;
-        let (engines, devices) = (spec::engines(&config, unknown), spec::devices(&config, unknown));
         let events = Arc::new(EventLog::new(REMEMBERED));
         Month {
-            node: Node::new(engines, devices, spec::policy(&config, None), 1),
+            node: spec::node_of(&["A", "B"]),
             board: Board::new(Arc::clone(&events)),
             events,
             now: Moment(1_000_000_000),

@@ -124,3 +124,28 @@ pub fn drain(word: config::Drain) -> DrainPolicy {
         config::Drain::Abort => DrainPolicy::Abort,
     }
 }
+
+/// A node of engines with these names, none of them started, on no device; for tests.
+#[cfg(test)]
+pub(crate) fn node_of(names: &[&str]) -> hotbunk_core::state::Node {
+    let engine = |(at, name): (usize, &&str)| {
+        let port = 8101 + at;
+        format!(
+            r#"
+            [[engine]]
+            name = "{name}"
+            device = "none"
+            model = "model-{name}"
+            port = {port}
+            command = ["vllm", "serve", "model-{name}", "--host", "127.0.0.1", "--port", "{port}", "--enable-sleep-mode"]
+            env = {{ VLLM_SERVER_DEV_MODE = "1" }}
+            "#
+        )
+    };
+    let text: String = names.iter().enumerate().map(engine).collect();
+    let parsed = config::parse(&text, std::path::Path::new("hotbunk.toml"), &config::Facts::default());
+    let (config, _) = parsed.unwrap_or_else(|problems| panic!("{}", problems.render(false)));
+    let unknown = |_: &str| None;
+    let (engines, devices) = (engines(&config, unknown), devices(&config, unknown));
+    hotbunk_core::state::Node::new(engines, devices, policy(&config, None), 1)
+}
