@@ -6,7 +6,7 @@ use crate::left;
 use hotbunk_api::words::Tier;
 use hotbunk_tests::{Agent, Engine, Setup, Switch, until};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
@@ -110,8 +110,9 @@ async fn one_request_is_served_against_a_steady_flow() {
     let mark = agent.mark().await;
 
     let goes_on = Arc::new(AtomicBool::new(true));
+    let answered = Arc::new(AtomicUsize::new(0));
     let flow = {
-        let (door, goes_on) = (door.clone(), Arc::clone(&goes_on));
+        let (door, goes_on, answered) = (door.clone(), Arc::clone(&goes_on), Arc::clone(&answered));
         tokio::spawn(async move {
             let (mut asked, mut beat) = (JoinSet::new(), tokio::time::interval(Duration::from_millis(200)));
             for number in 0.. {
@@ -119,13 +120,18 @@ async fn one_request_is_served_against_a_steady_flow() {
                 if !goes_on.load(Ordering::Relaxed) {
                     break;
                 }
-                let (door, wanted) = (door.clone(), wanted("A", number, 4, None));
-                asked.spawn(async move { door.ask(&wanted).await });
+                let (door, answered) = (door.clone(), Arc::clone(&answered));
+                let wanted = wanted("A", number, 4, None);
+                asked.spawn(async move {
+                    let report = door.ask(&wanted).await;
+                    answered.fetch_add(1, Ordering::Relaxed);
+                    report
+                });
             }
             asked.join_all().await
         })
     };
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    until("the flow to be steady", async || answered.load(Ordering::Relaxed) >= 5).await;
     let one = door.ask(&wanted("B", 0, 4, None)).await;
     // A gets its turn back, for the flow waits now.
     agent.until_at("A", Tier::Awake).await;
