@@ -101,6 +101,8 @@ pub enum Request {
     Bury(EngineId),
     /// Bring an engine that is adrift back to a verified tier (the agent's own).
     Repair(EngineId),
+    /// Take over a server of this engine's model that somebody else has started.
+    Adopt(EngineId),
     /// Maintenance: every engine out of the way, and nothing woken by demand until [`Request::Resume`].
     Pause {
         /// Where to, at least; where it is `None`, each engine's quickest tier that gives its memory back.
@@ -125,7 +127,8 @@ impl Request {
             | Request::Restart { engine, .. }
             | Request::Reset(engine)
             | Request::Bury(engine)
-            | Request::Repair(engine) => Some(*engine),
+            | Request::Repair(engine)
+            | Request::Adopt(engine) => Some(*engine),
         }
     }
 
@@ -141,6 +144,7 @@ impl Request {
             Request::Reset(_) => "reset",
             Request::Bury(_) => "sweep",
             Request::Repair(_) => "repair",
+            Request::Adopt(_) => "adopt",
             Request::Pause { .. } => "pause",
             Request::Resume => "resume",
         }

@@ -138,6 +138,11 @@ pub struct Engine {
     pub level2_unsafe: bool,
     /// It has been seen to be unable to park.
     pub cannot_park: bool,
+    /// Its process was started by somebody else and runs with other settings than are configured: what was measured of it
+    /// says nothing of the next one.
+    pub other_settings: bool,
+    /// At its last start somebody else listened on its port, which has been told.
+    pub port_taken: bool,
     /// Crashes within the window.
     pub crashes: Crashes,
     /// Whether it should be awake when it comes back from a crash.
@@ -182,6 +187,8 @@ impl Engine {
             restart_only: false,
             level2_unsafe: false,
             cannot_park: false,
+            other_settings: false,
+            port_taken: false,
             crashes: Crashes::default(),
             wanted_awake: false,
             awake_since: Moment(0),

@@ -10,6 +10,8 @@
 //!                 ▼                                      └────── recover ◄──────┘
 //! ```
 //!
+//! An engine's process may also be one that somebody else has started: `take_in` has what becomes of it.
+//!
 //! After every event the idle devices are given their next work: sweeping what died, repairing what drifted, what waits
 //! in the queue, restarts that are due.
 
@@ -22,6 +24,7 @@ mod idle;
 mod judge;
 mod maintain;
 mod observe;
+mod take_in;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]

@@ -313,15 +313,7 @@ impl Switcher {
         self.keeper.remembers(&taken.done);
         self.board.remember(taken.done);
         self.happened(Event::Adopted(Box::new(taken.adoption)), Around::default()).await;
-        let adopted = engines.iter().filter_map(|id| {
-            let engine = self.node.engine(*id);
-            Some(Record::Adopted {
-                engine: engine.spec.name.clone(),
-                incarnation: self.hands.slot(*id).process()?.incarnation(),
-                state: engine.condition_word().to_owned(),
-                generation: engine.generation,
-            })
-        });
+        let adopted = engines.iter().filter_map(|id| self.adopted(*id));
         let recovered = Record::Recovered {
             engines: u32::try_from(engines.len()).unwrap_or(u32::MAX),
             operations: u32::try_from(operations).unwrap_or(u32::MAX),
@@ -330,6 +322,17 @@ impl Switcher {
         };
         let said = adopted.chain([recovered]).map(Recorded::from).collect();
         drop(self.hands.recorder.record(&Context::none(), said).await);
+    }
+
+    /// That an engine's process was taken over.
+    fn adopted(&self, id: EngineId) -> Option<Record> {
+        let engine = self.node.engine(id);
+        Some(Record::Adopted {
+            engine: engine.spec.name.clone(),
+            incarnation: self.hands.slot(id).process()?.incarnation(),
+            state: engine.condition_word().to_owned(),
+            generation: engine.generation,
+        })
     }
 
     /// One event. Turns and idle ladders go by how engines are used, and any event may be the one after which they are
@@ -369,6 +372,11 @@ impl Switcher {
                     Some((of, events)) if *of == current => events.push(record.into()),
                     _ => batches.push((current, vec![record.into()])),
                 }
+            }
+            if let Note::TakenIn { engine, .. } = note
+                && let Some(record) = self.adopted(*engine)
+            {
+                batches.push((current, vec![record.into()]));
             }
             self.noted(note, around);
             if let Note::Ended { id, accepted, .. } = note {

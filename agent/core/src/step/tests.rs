@@ -16,6 +16,7 @@ use std::time::Duration;
 
 mod adopted;
 mod creep;
+mod take_in;
 
 const A: EngineId = EngineId(0);
 const B: EngineId = EngineId(1);
@@ -167,6 +168,10 @@ impl Session {
             Note::Ended { id, failure: Some(why), .. } => format!("#{} failed: {}", id.0, why.cause.code()),
             Note::NotCancelled { id, refusal } => format!("#{} not cancelled: {}", id.0, refusal.code()),
             Note::Late(_) => "late reply".to_owned(),
+            Note::TakenIn { engine, remarks, .. } => {
+                let remarks: String = remarks.iter().map(|r| format!("; {r}")).collect();
+                format!("  {} is taken over{remarks}", self.name(*engine))
+            }
         })
     }
 
@@ -215,6 +220,16 @@ impl Session {
                 engine: Some(gib(engine, tier) * GIB),
                 host: Some(GIB),
             },
+            Action::Hold { .. } => StepResult::Held,
+            Action::Keep { engine, .. } => StepResult::TakenIn(Box::new(crate::effect::TakenIn {
+                capabilities: self.capabilities(),
+                used: Vec::new(),
+                bytes: Some(gib(engine, Tier::Awake) * GIB),
+                host: Some(GIB),
+                as_configured: true,
+                remarks: Vec::new(),
+            })),
+            Action::LetGo { .. } => StepResult::LetGo,
         })
     }
 
