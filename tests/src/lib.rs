@@ -11,6 +11,7 @@
 mod agent;
 mod ask;
 mod binaries;
+mod by_hand;
 mod ctl;
 mod engine;
 mod node;
@@ -20,8 +21,9 @@ mod runtime;
 mod wait;
 
 pub use agent::{Agent, IncidentSeen};
-pub use ask::{Sleep, Switch, reset, restart, start, stop, wake};
+pub use ask::{Sleep, Switch, adopt, reset, restart, start, stop, wake};
 pub use binaries::{agent_binary, ctl_binary};
+pub use by_hand::ByHand;
 pub use ctl::{Done, ctl};
 pub use engine::{Engine, Stream};
 pub use node::{DeviceSetup, EngineSetup, Foreign, Node, Setup, free_port};

@@ -413,9 +413,8 @@ pub fn place(kept: Option<&KeptEngine>) -> Place {
         _ if kept.dead => Place::Stopped,
         (Condition::Moving, _) => Place::Moving,
         (Condition::Adrift(_), _) => Place::Adrift,
-        (Condition::Backoff(_) | Condition::NoRoom | Condition::Failed(_), _) | (_, Tier::Stopped) => {
-            Place::Stopped
-        }
+        (Condition::Backoff(_) | Condition::NoRoom | Condition::PortTaken | Condition::Failed(_), _)
+        | (_, Tier::Stopped) => Place::Stopped,
         (Condition::Settled, Tier::Awake) => Place::Awake,
         (Condition::Settled, _) => Place::Asleep,
     }

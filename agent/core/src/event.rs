@@ -245,6 +245,13 @@ pub enum Event {
         /// What is held for it now.
         demand: Demand,
     },
+    /// Who listens on the port of an engine that has no process: a sentence with what to do, or nobody.
+    Port {
+        /// Engine.
+        engine: EngineId,
+        /// Who.
+        taken: Option<String>,
+    },
     /// The journal cannot be written, and the configuration wants nothing switched without it; `None`: it can again.
     JournalLost(Option<String>),
     /// How engines are used, of each of which something is new. Told when one falls idle while something is held, and before

@@ -160,7 +160,6 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         demand: _,
         in_flight: _,
         used_at: _,
-        port_taken: _,
         // Patience with what failed under the former agent: the next one may try at once.
         retry: _,
         ladder_from: _,

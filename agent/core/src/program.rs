@@ -72,7 +72,7 @@ pub enum Step {
     Rehearse(EngineId),
     /// The rehearsal has ended: before this mark, failures are the rehearsal's.
     Rehearsed(EngineId),
-    /// Its port is somebody else's: it has no process, and is tried again later.
+    /// Its port is somebody else's: it has no process, and waits for it.
     Defer(EngineId),
 
     // Steps that are one action.

@@ -19,7 +19,7 @@
 //! | bytes gone? | not to be seen | on its way out of awake: wake it again; further down: end it; stopped: believe the sweep |
 //! | drain, of an engine being stopped | process gone | go on: what is left of it goes the same way |
 //! | any | process gone | sweep it |
-//! | spawn | port taken | nothing was started: once more after the longest back-off, and no crash |
+//! | spawn | port taken | nothing was started, which is no crash: once more when it is free |
 //! | any, of a server that is being taken over | any | probe: once again; warm-up: go on without a canary; else let go of it, as it was |
 //!
 //! "End it" goes on where the engine was on its way out (its bytes are gone, which is what the handoff needs), and gives

@@ -15,7 +15,7 @@
 //!                                    failed ──── operator's reset
 //! ```
 //!
-//! `backoff`, `no room` and `failed` imply the tier `stopped`.
+//! `backoff`, `no room`, `port taken` and `failed` imply the tier `stopped`.
 
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
@@ -79,6 +79,8 @@ pub enum Condition {
     Backoff(Moment),
     /// Cannot start for want of room.
     NoRoom,
+    /// Cannot start: somebody else listens on its port.
+    PortTaken,
     /// Given up, with the reason.
     Failed(String),
 }
@@ -141,8 +143,6 @@ pub struct Engine {
     /// Its process was started by somebody else and runs with other settings than are configured: what was measured of it
     /// says nothing of the next one.
     pub other_settings: bool,
-    /// At its last start somebody else listened on its port, which has been told.
-    pub port_taken: bool,
     /// Crashes within the window.
     pub crashes: Crashes,
     /// Whether it should be awake when it comes back from a crash.
@@ -188,7 +188,6 @@ impl Engine {
             level2_unsafe: false,
             cannot_park: false,
             other_settings: false,
-            port_taken: false,
             crashes: Crashes::default(),
             wanted_awake: false,
             awake_since: Moment(0),
@@ -236,6 +235,7 @@ impl Engine {
             Condition::Adrift(_) => "adrift",
             Condition::Backoff(_) => "backoff",
             Condition::NoRoom => "no_room",
+            Condition::PortTaken => "port_taken",
             Condition::Failed(_) => "failed",
         }
     }

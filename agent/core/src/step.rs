@@ -50,6 +50,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::DeviceRead { device, capacity, used } => cx.device_read(device, capacity, used),
         Event::DeviceLost { device, reason } => cx.device_lost(device, reason),
         Event::Demand { engine, demand } => cx.demanded(engine, demand),
+        Event::Port { engine, taken } => cx.port(engine, taken.as_deref()),
         Event::JournalLost(reason) => cx.node.journal_lost = reason,
         Event::Uses(uses) => uses.into_iter().for_each(|u| cx.used(u.engine, u.in_flight, u.at)),
         Event::Tick => cx.survey_all(),

@@ -194,6 +194,17 @@ impl EngineSlot {
         });
     }
 
+    /// That somebody else listens on its port, and what to do.
+    pub(super) fn taken_by(&self, pid: Option<u32>) -> String {
+        let c = &self.config;
+        let holder = pid.map_or("another process".to_owned(), |pid| format!("process {pid}"));
+        format!(
+            "port {} is taken by {holder}; if that serves {}, `ctl adopt {}` takes it over as it runs; else end it, or give \
+             the engine another port",
+            c.port, c.model, c.name
+        )
+    }
+
     /// Starts its process under a shim.
     ///
     /// # Errors
@@ -201,14 +212,7 @@ impl EngineSlot {
     pub async fn spawn(&self, shims: &Shims) -> Result<EngineProcess, NotSpawned> {
         let c = &self.config;
         if let Ownership::Foreign { pid } = port_belongs_to(c.port, &[]) {
-            let holder = pid.map_or("another process".to_owned(), |pid| format!("process {pid}"));
-            return Err(NotSpawned::PortTaken(format!(
-                "port {port} is taken by {holder}; if that serves {model}, `ctl adopt {name}` takes it over as it runs; else end \
-                 it, or give the engine another port",
-                port = c.port,
-                model = c.model,
-                name = c.name
-            )));
+            return Err(NotSpawned::PortTaken(self.taken_by(pid)));
         }
         let launch = Launch {
             engine: c.name.clone(),

@@ -15,13 +15,19 @@ use crate::device::Reading;
 use crate::engine::{Client, Detected, Health, Identity};
 use crate::events::Incident;
 use crate::journal::record::Record;
-use crate::process::{EngineProcess, Hold, LogPolicy, Ownership, Server, find_server, running_command};
+use crate::process::{
+    EngineProcess, Hold, LogPolicy, Ownership, Server, find_server, is_listened, port_belongs_to,
+    running_command,
+};
+use crate::switcher::Input;
 use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{StepResult, TakenIn};
+use hotbunk_core::event::Event;
 use hotbunk_core::ids::{DeviceId, EngineId};
 use hotbunk_core::sequence;
 use hotbunk_core::spec::DrainPolicy;
+use hotbunk_core::state::{Condition, Node};
 use hotbunk_core::tier::Tier;
 use std::sync::Arc;
 use std::time::Duration;
@@ -263,6 +269,35 @@ impl Hands {
         if !differ.is_empty() {
             let incident = Incident::SettingsChanged { engine, was: differ.join("; ") };
             drop(self.recorder.record_one(&purpose.context, incident).await);
+        }
+    }
+
+    /// Looks at the ports of engines that wait and have no process; what is new of them comes as events.
+    pub fn look_at_ports(self: &Arc<Self>, node: &Node) {
+        for id in node.ids() {
+            let e = node.engine(id);
+            let waits =
+                matches!(e.condition, Condition::NoRoom | Condition::Backoff(_) | Condition::PortTaken);
+            if e.process || !waits || !node.is_free(&e.spec.devices) {
+                continue;
+            }
+            let slot = self.slot(id);
+            let knows = e.condition == Condition::PortTaken;
+            // Where it cannot be told, nothing is new.
+            let Ok(listened) = is_listened(slot.config.port) else { continue };
+            if listened == knows {
+                continue;
+            }
+            let inputs = self.inputs.clone();
+            tokio::task::spawn_blocking(move || {
+                let taken = match port_belongs_to(slot.config.port, &[]) {
+                    Ownership::NobodyListens => None,
+                    Ownership::Foreign { pid } => Some(slot.taken_by(pid)),
+                    Ownership::Ours | Ownership::Unknown { .. } => return,
+                };
+                // An error means that the switcher has ended.
+                let _ = inputs.send(Input::Event(Event::Port { engine: id, taken }));
+            });
         }
     }
 

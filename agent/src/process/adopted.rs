@@ -186,11 +186,11 @@ pub fn find_server(port: u16, engines: &[(u32, String)]) -> Result<Server, Unfit
     }
     let processes = AdoptedState::hold(leader, &snapshot).running(&snapshot);
     let theirs = |stat: &ProcStat| engines.iter().find(|(of, _)| *of == stat.pid);
-    if let Some((pid, engine)) = processes.iter().find_map(theirs) {
+    if let Some((pid, engine)) = std::iter::once(leader).chain(&processes).find_map(theirs) {
         return Err(Unfit::OtherEngine { port, pid: *pid, engine: engine.clone() });
     }
     let under_a_shim = || ancestors(leader, &snapshot).any(|stat| is_shim(&command_line(stat.pid)));
-    if environment(pid, TOKEN_VARIABLE).is_some() || under_a_shim() {
+    if pid == std::process::id() || environment(pid, TOKEN_VARIABLE).is_some() || under_a_shim() {
         return Err(Unfit::OfAnAgent { port, pid });
     }
     let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/pid")).ok();

@@ -284,6 +284,7 @@ impl Switcher {
     async fn look_around(&mut self) {
         self.hands.refresh_owners();
         self.look_at_journal().await;
+        self.hands.look_at_ports(&self.node);
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
             if let Some(event) = self.hands.device_event(device) {

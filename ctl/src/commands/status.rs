@@ -181,6 +181,7 @@ fn condition(condition: &Condition) -> String {
                 StoppedWhy::NotStarted => "not started",
                 StoppedWhy::Operator => "by an operator",
                 StoppedWhy::NoRoom => "no room",
+                StoppedWhy::PortTaken => "its port is taken; see `ctl doctor`",
                 StoppedWhy::Handoff => "by a handoff",
                 StoppedWhy::CannotSleep => "it cannot sleep",
                 StoppedWhy::Idle => "unused for long",

@@ -355,9 +355,8 @@ impl Cx<'_> {
         detail: &str,
         next: &Recovery,
     ) {
-        // Nothing has happened to an engine of ours; and a port that stays taken is told once.
-        if self.takes_over(id, engine) || cause == Cause::PortTaken && self.port_is_known_to_be_taken(engine)
-        {
+        // Nothing has happened to an engine of ours.
+        if self.takes_over(id, engine) {
             return;
         }
         let incident = match next {

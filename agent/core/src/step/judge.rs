@@ -104,11 +104,11 @@ impl Cx<'_> {
         let name = self.node.engine(engine).spec.name.clone();
         match result {
             StepResult::Gone(message) => Err((Cause::Gone, format!("{name}: {message}"))),
-            StepResult::Spawned => {
-                self.node.engine_mut(engine).port_taken = false;
-                Ok(None)
-            }
-            StepResult::Drained | StepResult::Warmed | StepResult::Held | StepResult::LetGo => Ok(None),
+            StepResult::Drained
+            | StepResult::Warmed
+            | StepResult::Spawned
+            | StepResult::Held
+            | StepResult::LetGo => Ok(None),
             StepResult::PortTaken(why) => Err((Cause::PortTaken, format!("{name}: {why}"))),
             StepResult::NotHeld(why) => Err((Cause::NotAdopted, format!("{name}: {why}"))),
             StepResult::TakenIn(taken) => {

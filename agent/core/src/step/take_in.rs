@@ -90,7 +90,7 @@ impl Cx<'_> {
             (e.tier, e.condition, e.process, e.dead) = (Tier::Awake, Condition::Settled, true, false);
             (e.held, e.reserved) = (held, 0);
             (e.pinned, e.frozen) = (false, false);
-            (e.other_settings, e.port_taken) = (!as_configured, false);
+            e.other_settings = !as_configured;
             e.capabilities = Some(capabilities);
             e.generation += 1;
             e.crashes.reset();
@@ -142,20 +142,31 @@ impl Cx<'_> {
         used.iter().filter_map(beside).max()
     }
 
-    /// Its port is somebody else's: nothing was started, nothing has crashed, and it is looked at again after a while.
+    /// Its port is somebody else's: nothing was started and nothing has crashed. It waits for the port.
     pub(super) fn defer(&mut self, engine: EngineId) {
-        let again = self.now + self.node.engine(engine).spec.backoff.max;
         self.transit(engine, "its port is taken", |e| {
             (e.process, e.dead, e.admission) = (false, false, false);
             (e.held, e.reserved) = (0, 0);
             e.tier = Tier::Stopped;
-            e.condition = Condition::Backoff(again);
+            e.condition = Condition::PortTaken;
         });
     }
 
-    /// Notes that its port is taken; whether that is known already.
-    pub(super) fn port_is_known_to_be_taken(&mut self, engine: EngineId) -> bool {
-        std::mem::replace(&mut self.node.engine_mut(engine).port_taken, true)
+    /// Somebody looked at the port of an engine that has no process.
+    pub(super) fn port(&mut self, engine: EngineId, taken: Option<&str>) {
+        let now = self.now;
+        let e = self.node.engine(engine);
+        let at_rest = !e.process && self.node.operation_on(&e.spec.devices).is_none();
+        match (&e.condition, taken) {
+            (Condition::PortTaken, None) if at_rest => {
+                self.transit(engine, "its port is free", |e| e.condition = Condition::Backoff(now));
+            }
+            // What keeps the room from it may be its own server, and then no room would ever be enough.
+            (Condition::NoRoom | Condition::Backoff(_), Some(why)) if at_rest => {
+                self.transit(engine, why, |e| e.condition = Condition::PortTaken);
+            }
+            _ => {}
+        }
     }
 }
 

@@ -248,6 +248,9 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
         }),
         1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake: awake.into_iter().collect() }),
         1 => any::<bool>().prop_map(|runs| Event::Cycle { runs }),
+        1 => (engine(), any::<bool>()).prop_map(|(engine, taken)| {
+            Event::Port { engine, taken: taken.then(String::new) }
+        }),
         2 => prop::collection::vec(found(), usize::from(ENGINES)).prop_map(|found| {
             let one = |(at, found)| Adopted { engine: EngineId(at), kept: None, found };
             let engines = (0..).zip(found).map(one).collect();

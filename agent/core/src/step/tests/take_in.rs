@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::adopt::{Adopted, Adoption, Found, Process};
-use crate::effect::{Incident, TakenIn};
+use crate::effect::TakenIn;
 use crate::program::Step;
 use crate::spec::Strategy;
 use proptest::prelude::{any, prop, prop_assert, proptest};
@@ -143,6 +143,7 @@ fn a_failure_leaves_everything_as_it_was() {
         Condition::Settled,
         Condition::Backoff(Moment(9_000_000_000_000)),
         Condition::NoRoom,
+        Condition::PortTaken,
         Condition::Failed("6 crashes".into()),
     ] {
         for at in [is(is_hold), is(is_probe), is(is_keep)] {
@@ -260,27 +261,53 @@ impl Session {
     }
 }
 
-/// A port that is taken is no crash: no budget is used up, one incident is told, and it starts once the port is free.
+/// A port that is taken is no crash: no budget is used up, nothing is tried in vain, and it starts once the port is free.
 #[test]
 fn an_engine_whose_port_is_taken_waits_for_it() {
     let mut s = Session::new(31, 60, &[Tier::Awake, Tier::Stopped]);
     s.command(Request::Start { engine: B, rehearse: None, awake: false });
-    for _ in 0..20 {
-        s.ok_until(|a| matches!(a, Action::Spawn { .. }));
-        s.answer(StepResult::PortTaken("port 8102 is taken by process 7".into())).ok_to_the_end();
-        let b = s.node.engine(B);
-        assert!(matches!(b.condition, Condition::Backoff(_)) && !b.process, "{:#?}", s.log);
-        assert_eq!((b.crashes.count(), b.held, b.reserved), (0, 0, 0));
-        s.later();
+    s.ok_until(|a| matches!(a, Action::Spawn { .. }));
+    s.answer(StepResult::PortTaken("port 8102 is taken by process 7".into())).ok_to_the_end();
+    s.reads(
+        "
+        #1 start B: start B; put B to sleep at level1
+          B: stopped → moving
+          spawn B
+          ✗ port_taken
+        ! start_failed B
+          B: moving → port_taken
+        #1 failed: port_taken
+        ",
+    );
+    let b = s.node.engine(B);
+    assert_eq!((b.process, b.crashes.count(), b.held, b.reserved), (false, 0, 0, 0));
+    // It is looked at again and again, and nothing else happens; nor does anybody hand the device over to it.
+    s.forget();
+    for _ in 0..5 {
+        s.say(Event::Port { engine: B, taken: Some("process 7".into()) }).later();
     }
-    let told = format!("! {} B", Incident::StartFailed.code());
-    assert_eq!(s.log.iter().filter(|l| **l == told).count(), 1, "{:#?}", s.log);
-    s.ok_to_the_end();
+    s.switch(B, None);
+    assert_eq!(s.log.len(), 1, "{:#?}", s.log);
+    assert!(s.log[0].contains("ctl adopt"), "{:#?}", s.log);
+    s.forget().say(Event::Port { engine: B, taken: None }).ok_to_the_end();
     assert_eq!(s.node.engine(B).tier, Tier::Level1, "{:#?}", s.log);
-    // The next time is news again.
-    s.forget().command(Request::Restart { engine: B, rehearse: None, drain: Drain::default() });
-    s.ok_until(|a| matches!(a, Action::Spawn { .. })).answer(StepResult::PortTaken(String::new()));
-    assert!(s.log.contains(&told), "{:#?}", s.log);
+    assert!(!s.log.iter().any(|l| l.starts_with('!')), "{:#?}", s.log);
+}
+
+/// Its own server keeps the room from it: room is not what it waits for.
+#[test]
+fn an_engine_without_room_whose_port_is_taken_waits_for_its_port() {
+    let mut s = by_hand();
+    s.node.engine_mut(B).condition = Condition::NoRoom;
+    s.say(Event::Port { engine: B, taken: Some("port 8102 is taken".into()) });
+    assert_eq!(s.log, ["  B: no_room → port_taken"]);
+    // While an operation is at work on it, or it has a process, a port is nobody's business here.
+    s.command(Request::Adopt(B));
+    s.say(Event::Port { engine: B, taken: None });
+    assert_eq!(s.node.engine(B).condition, Condition::PortTaken);
+    s.ok_to_the_end();
+    s.say(Event::Port { engine: B, taken: None }).say(Event::Port { engine: B, taken: Some(String::new()) });
+    s.serving(B);
 }
 
 proptest! {
