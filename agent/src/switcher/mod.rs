@@ -285,13 +285,17 @@ impl Switcher {
         self.hands.refresh_owners();
         self.look_at_journal().await;
         self.hands.look_at_ports(&self.node);
+        self.look_at_devices().await;
+        self.happened(Event::Tick, Around::default()).await;
+    }
+
+    async fn look_at_devices(&mut self) {
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
             if let Some(event) = self.hands.device_event(device) {
                 self.happened(event, Around::default()).await;
             }
         }
-        self.happened(Event::Tick, Around::default()).await;
     }
 
     /// Whether the journal can be written decides whether anything is switched, where the configuration wants it so.
@@ -323,6 +327,8 @@ impl Switcher {
         };
         let said = adopted.chain([recovered]).map(Recorded::from).collect();
         drop(self.hands.recorder.record(&Context::none(), said).await);
+        // What is on the devices is known before anything is started on them.
+        self.look_at_devices().await;
     }
 
     /// That an engine's process was taken over.

@@ -357,3 +357,13 @@ proptest! {
         }
     }
 }
+
+/// What is on the device when the agent comes up is known before anything is started there: else the first engine's own
+/// bytes would never seem to be gone again.
+#[test]
+fn memory_that_is_there_before_any_engine_is_foreign_at_once() {
+    let mut s = Session::new(31, 60, &[Tier::Stopped, Tier::Stopped]);
+    s.say(Event::DeviceRead { device: GPU, capacity: 60 * GIB, used: 34 * GIB });
+    assert_eq!(s.node.devices[0].foreign, 34 * GIB);
+    assert_eq!(s.log, ["! foreign_memory"]);
+}
