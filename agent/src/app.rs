@@ -52,6 +52,8 @@ use tokio::task::JoinHandle;
 pub const JOURNAL: &str = "journal.db";
 /// How long the first look at a device may take before the agent goes on without it.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
+/// How long clients whose answers were ended may take to hear it.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Events that a client of the control API may be behind.
 const EVENTS: usize = 1024;
 /// Batches of samples that may wait for the journal.
@@ -327,6 +329,8 @@ impl App {
                     "not every answer ended within `upgrade_drain`; what is left is ended with an error"
                 );
                 self.hub.cut();
+                // They are told, and some ask again.
+                drop(tokio::time::timeout(LAST_WORDS, gateway.leave()).await);
             }
         };
         let limit = tokio::time::sleep(self.config.node.shutdown_grace);

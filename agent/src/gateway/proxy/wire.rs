@@ -28,8 +28,9 @@ use tokio::time::Instant;
 /// How long a connection may be kept without a request on it.
 const IDLE: Duration = Duration::from_secs(75);
 
-/// How long a kept connection is still heard when the gateway goes. Whoever sends one request after the other has then
-/// been told that its connection closes; an idle one is closed, since HTTP/1.1 has no other way to say so.
+/// How long a kept connection is still heard when the gateway goes, or when its answer has ended since. Whoever sends one
+/// request after the other is told in the head of an answer that its connection closes. Closing it behind an answer that
+/// did not say so would meet the next request half way; an idle one is closed, since HTTP/1.1 has no other way to say so.
 const LINGER: Duration = Duration::from_millis(500);
 
 /// Whose turn it is on a connection.
@@ -113,9 +114,11 @@ impl State {
     pub(super) fn verdict(&self, head: Duration, now: Instant) -> Verdict {
         let since = self.since.get();
         let (end, after) = match (self.turn.get(), self.leaving.get()) {
-            (Turn::Busy, _) => return Verdict::Wait(now + head),
+            (Turn::Busy, None) => return Verdict::Wait(now + head),
+            (Turn::Busy, Some(_)) => return Verdict::Wait(now + LINGER),
             (Turn::Head, _) => (since + head, Verdict::TooSlow),
-            (Turn::Idle, Some(left)) => (left + LINGER, Verdict::Close),
+            // The head of a long answer may have gone before, without a word of the end: its client asks again.
+            (Turn::Idle, Some(left)) => (left.max(since) + LINGER, Verdict::Close),
             (Turn::Idle, None) if self.is_new.get() => (since + head, Verdict::Close),
             (Turn::Idle, None) => (since + IDLE, Verdict::Close),
         };
@@ -320,6 +323,10 @@ mod tests {
         silent.has_read(|| look);
         assert_eq!(silent.verdict(head, look), Verdict::Wait(now + head), "its head may come");
         silent.begin();
-        assert_eq!(silent.verdict(head, now + head * 9), Verdict::Wait(now + head * 10));
+        let later = now + head * 9;
+        assert_eq!(silent.verdict(head, later), Verdict::Wait(later + LINGER));
+        silent.end(later);
+        assert_eq!(silent.verdict(head, later), Verdict::Wait(later + LINGER), "it may ask again");
+        assert_eq!(silent.verdict(head, later + LINGER), Verdict::Close);
     }
 }

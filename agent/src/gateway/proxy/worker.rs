@@ -272,10 +272,10 @@ async fn connection(core: Rc<Core>, stream: TcpStream, stages: watch::Receiver<S
                 if stage == Stage::Ending && state.is_idle() {
                     return;
                 }
-                // Of a head that has come in part hyper knows nothing: it would close.
                 watchdog.as_mut().reset(state.leave(Instant::now()));
                 watched = false;
-                if state.is_busy() {
+                // Of a head that has come in part hyper knows nothing: it would close.
+                if stage == Stage::Ending && state.is_busy() {
                     Pin::new(&mut connection).graceful_shutdown();
                 }
             }
