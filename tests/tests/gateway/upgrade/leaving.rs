@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 async fn slow(drain: &str) -> (Node, Handed, Agent) {
     let node = Setup::pair()
         .each(|e| e.speed(5.0))
+        .node_line("shutdown_grace = \"90s\"")
         .gateway_line(&format!("upgrade_drain = \"{drain}\""))
         .policy_line("drain_deadline = \"30s\"")
         .build();

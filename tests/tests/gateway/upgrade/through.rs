@@ -119,6 +119,7 @@ async fn agents_are_restarted_and_no_client_loses_anything() {
     let node = Setup::pair()
         .each(|e| e.speed(20.0))
         .node_line("on_stop = \"leave\"")
+        .node_line("shutdown_grace = \"90s\"")
         .gateway_line("upgrade_drain = \"60s\"")
         .build();
     let handed = Handed::of(&node);
