@@ -26,6 +26,7 @@ use crate::event::{By, Request};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::ladder;
 use crate::program::{Failure, Step};
+use crate::revise::{DeviceSettings, Revised};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Policy};
 use crate::tier::Tier;
 use crate::time::Moment;
@@ -163,6 +164,10 @@ pub struct Engine {
     pub retry: Retry,
     /// Its idle ladder counts from here at the earliest: a fall that failed is not tried again at once.
     pub ladder_from: Moment,
+    /// Newer settings, which come into force at rest, or with its next process.
+    pub revised: Option<Box<Revised>>,
+    /// It is not configured any more: it goes at its next idle moment, and is never started again.
+    pub retired: bool,
 }
 
 impl Engine {
@@ -198,6 +203,8 @@ impl Engine {
             used_at: Moment(0),
             retry: Retry::default(),
             ladder_from: Moment(0),
+            revised: None,
+            retired: false,
         }
     }
 
@@ -271,6 +278,8 @@ pub struct Device {
     pub foreign_seen: u64,
     /// Whether it can be believed.
     pub evidence: Evidence,
+    /// Newer settings, which come into force at rest.
+    pub revised: Option<DeviceSettings>,
 }
 
 /// How far an operation has come.
@@ -426,7 +435,7 @@ impl Node {
                 (true, Some(_)) => Evidence::Good,
                 (true, None) => Evidence::Lost(NOT_READ.into()),
             };
-            Device { spec, foreign: 0, foreign_seen: 0, evidence }
+            Device { spec, foreign: 0, foreign_seen: 0, evidence, revised: None }
         };
         Node {
             engines: engines.into_iter().map(Engine::new).collect(),

@@ -24,6 +24,7 @@ mod idle;
 mod judge;
 mod maintain;
 mod observe;
+mod revise;
 mod take_in;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
     let mut cx = Cx { node, now, out: Vec::new() };
     match event {
         Event::Adopted(adoption) => cx.adopted(*adoption),
+        Event::Revised(revision) => cx.revised(*revision),
         Event::Boot { awake } => cx.boot(&awake),
         Event::Command { id, request, by } => cx.admit(id, request, by),
         Event::Cancel(id) => cx.cancel(id),
@@ -57,6 +59,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::Cycle { runs } => cx.cycle(runs),
         Event::Close => cx.close(),
     }
+    cx.revise_at_rest();
     cx.idle_work();
     let out = cx.out;
     #[cfg(debug_assertions)]

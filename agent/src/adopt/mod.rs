@@ -189,7 +189,7 @@ pub async fn take_over(
         tracing::warn!(keys = ?former.unreadable, "written by another version; evidence alone decides");
     }
     let same_boot = former.same_boot;
-    let work = former.work.clone().filter(|work| same_boot && work.fits(node));
+    let work = former.work.clone().filter(|_| same_boot).map(|work| work.onto(node));
     let mut asked = JoinSet::new();
     for predecessor in left.candidates {
         if never_ours(&predecessor, &former)

@@ -35,7 +35,11 @@ pub(super) fn operation_of(note: &Note) -> Option<OperationId> {
         | Note::Resumed { id, .. }
         | Note::TakenIn { id, .. }
         | Note::NotCancelled { id, .. } => Some(*id),
-        Note::Transition { .. } | Note::Measured { .. } | Note::Incident { .. } | Note::Late(_) => None,
+        Note::Transition { .. }
+        | Note::Measured { .. }
+        | Note::Incident { .. }
+        | Note::Late(_)
+        | Note::Revised { .. } => None,
     }
 }
 
@@ -126,7 +130,8 @@ pub(super) fn record(node: &Node, note: &Note, around: Around) -> Option<Record>
         | Note::NotCancelled { .. }
         // With the process, which only the shell knows.
         | Note::TakenIn { .. }
-        | Note::Late(_) => return None,
+        | Note::Late(_)
+        | Note::Revised { .. } => return None,
     })
 }
 

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 mod adopted;
 mod creep;
+mod revise;
 mod take_in;
 
 const A: EngineId = EngineId(0);
@@ -171,6 +172,10 @@ impl Session {
             Note::TakenIn { engine, remarks, .. } => {
                 let remarks: String = remarks.iter().map(|r| format!("; {r}")).collect();
                 format!("  {} is taken over{remarks}", self.name(*engine))
+            }
+            Note::Revised { engine, process } => {
+                let of = if *process { "process" } else { "agent" };
+                format!("  {}: new settings ({of})", self.name(*engine))
             }
         })
     }
