@@ -17,7 +17,7 @@
 
 use super::Cx;
 use crate::creep::Creep;
-use crate::effect::{Note, ProbeKind, TakenIn};
+use crate::effect::{Incident, Note, ProbeKind, TakenIn};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::ledger;
 use crate::plan;
@@ -163,7 +163,9 @@ impl Cx<'_> {
             }
             // What keeps the room from it may be its own server, and then no room would ever be enough.
             (Condition::NoRoom | Condition::Backoff(_), Some(why)) if at_rest => {
-                self.transit(engine, why, |e| e.condition = Condition::PortTaken);
+                let detail = format!("{}: {why}", e.spec.name);
+                self.transit(engine, "its port is taken", |e| e.condition = Condition::PortTaken);
+                self.incident(Incident::StartFailed, Some(engine), detail);
             }
             _ => {}
         }

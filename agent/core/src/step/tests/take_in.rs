@@ -300,7 +300,7 @@ fn an_engine_without_room_whose_port_is_taken_waits_for_its_port() {
     let mut s = by_hand();
     s.node.engine_mut(B).condition = Condition::NoRoom;
     s.say(Event::Port { engine: B, taken: Some("port 8102 is taken".into()) });
-    assert_eq!(s.log, ["  B: no_room → port_taken"]);
+    assert_eq!(s.log, ["  B: no_room → port_taken", "! start_failed B"]);
     // While an operation is at work on it, or it has a process, a port is nobody's business here.
     s.command(Request::Adopt(B));
     s.say(Event::Port { engine: B, taken: None });
