@@ -159,6 +159,7 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         // Patience with what failed under the former agent: the next one may try at once.
         retry: _,
         ladder_from: _,
+        fall_retry: _,
     } = e;
     KeptEngine {
         tier: *tier,

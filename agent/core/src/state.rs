@@ -27,6 +27,7 @@ use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::ladder;
 use crate::program::{Failure, Step};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Policy};
+use crate::surplus;
 use crate::tier::Tier;
 use crate::time::Moment;
 use serde::{Deserialize, Serialize};
@@ -158,6 +159,8 @@ pub struct Engine {
     pub retry: Retry,
     /// Its idle ladder counts from here at the earliest: a fall that failed is not tried again at once.
     pub ladder_from: Moment,
+    /// Falls that the agent began of its own accord and that failed.
+    pub fall_retry: Retry,
 }
 
 impl Engine {
@@ -192,6 +195,7 @@ impl Engine {
             used_at: Moment(0),
             retry: Retry::default(),
             ladder_from: Moment(0),
+            fall_retry: Retry::default(),
         }
     }
 
@@ -509,7 +513,8 @@ impl Node {
     }
 
     /// When the core next wants an [`crate::event::Event::Tick`] even if nothing happens: the next instant after `now`,
-    /// the moment of the last step, at which a back-off ends, a turn comes, or a rung of an idle ladder is due.
+    /// the moment of the last step, at which a back-off ends, a turn comes, a rung of an idle ladder is due, or an engine
+    /// that is one too many awake may be asked again to sleep.
     pub fn next_deadline(&self, now: Moment) -> Option<Moment> {
         if self.closing || self.is_paused() {
             return None;
@@ -521,7 +526,8 @@ impl Node {
         });
         let turns = demand::instants(self, now);
         let rungs = self.ids().flat_map(|id| ladder::instants(self, id));
-        let own = turns.into_iter().chain(rungs).filter(|_| !self.cycle);
+        let surplus = surplus::instants(self);
+        let own = turns.into_iter().chain(rungs).chain(surplus).filter(|_| !self.cycle);
         backoffs.chain(own).filter(|at| *at > now).min()
     }
 }

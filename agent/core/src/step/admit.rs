@@ -289,6 +289,7 @@ impl Cx<'_> {
                 self.transit(id, "reset by command", |e| {
                     e.crashes.reset();
                     e.retry = crate::demand::Retry::default();
+                    e.fall_retry = crate::demand::Retry::default();
                     (e.restart_only, e.level2_unsafe, e.cannot_park) = (false, false, false);
                     match e.condition {
                         Condition::Failed(_) if !leftovers => e.condition = Condition::Settled,
@@ -401,7 +402,9 @@ impl Cx<'_> {
         plan::evidence(self.node, &e.spec.devices)?;
         let need = ledger::start_need(e);
         let rehearse = rehearse.unwrap_or(e.spec.rehearse);
-        if let Some(short) = need.and_then(|bytes| ledger::shortfall(self.node, id, bytes)) {
+        let mut steps = if by == By::Agent { plan::room_to_start(self.node, id)? } else { Vec::new() };
+        let short = need.filter(|_| by != By::Agent);
+        if let Some(short) = short.and_then(|bytes| ledger::shortfall(self.node, id, bytes)) {
             return Err(Refusal::NoRoom {
                 what: format!("starting {}", self.node.engine(id).spec.name),
                 device: self.node.device(short.device).spec.name.clone(),
@@ -415,7 +418,7 @@ impl Cx<'_> {
             Err(_) => false,
             Ok(()) => awake,
         };
-        let mut steps = vec![Step::Launch { engine: id, rehearse }];
+        steps.push(Step::Launch { engine: id, rehearse });
         if !awake {
             steps.push(Step::Fall { engine: id, tier: rest });
         }

@@ -267,6 +267,7 @@ impl Session {
 }
 
 mod demand;
+mod surplus;
 mod turns;
 
 fn refused() -> StepResult {
