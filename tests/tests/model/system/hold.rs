@@ -7,6 +7,7 @@ use hotbunk_core::effect::{Action, Effect, Incident, Note, Ticket};
 use hotbunk_core::event::{By, Event, Request};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
 use hotbunk_core::invariants;
+use hotbunk_core::program::Cause;
 use hotbunk_core::spec::DrainPolicy;
 use hotbunk_core::state::{Condition, Evidence};
 use hotbunk_core::step::step;
@@ -151,7 +152,12 @@ impl Sys {
                 let chooses = !matches!(observed.request, Request::Reset(_));
                 // Its own ladder puts out of use what nobody uses.
                 let ladder = observed.by == By::Agent && matches!(observed.request, Request::Sleep { .. });
-                if failure.is_none() && (observed.by != By::Agent || ladder) && chooses {
+                // What one of them has left behind does not undo a handoff that has come to its end.
+                let reached = failure.as_ref().is_none_or(|why| {
+                    let to = observed.request.engine().filter(|to| self.node.engine(*to).is_serving());
+                    why.cause == Cause::Leftovers && observed.outgoing.contains(&why.engine) && to.is_some()
+                });
+                if reached && (observed.by != By::Agent || ladder) && chooses {
                     let to = observed.request.engine();
                     let switched = !matches!(observed.request, Request::Stop { .. } | Request::Sleep { .. });
                     for at in 0..self.goal.len() {

@@ -207,3 +207,17 @@ fn a_demotion_that_fails_leaves_both_to_their_back_off() {
     s.later().ok_to_the_end().later().ok_to_the_end().serving(A);
     assert_eq!(s.node.engine(C).condition, Condition::NoRoom, "it cannot be started beside what serves");
 }
+
+/// A pause is given up where the memory of one cannot be had, and whoever made way before serves again.
+#[test]
+fn what_a_pause_leaves_behind_gives_it_up() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Awake]);
+    s.node.devices[0].spec.max_awake = 2;
+    s.command(Request::Pause { tier: Some(Tier::Stopped), drain: Drain::default() });
+    s.ok_until(|a| matches!(a, Action::Stop { engine: B, .. })).answer(StepResult::Stopped { left: 1 });
+    s.ok_to_the_end().serving(A);
+    assert!(matches!(s.node.engine(B).condition, Condition::Failed(_)));
+    assert_eq!(s.node.paused, None);
+    s.forget().later();
+    assert!(s.log.is_empty() && s.waiting.is_empty(), "{:#?}", s.log);
+}
