@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 /// Requests that pass while a fault is armed.
 const MEANWHILE: usize = 10;
+/// Handoffs more, at most, until an armed fault has struck.
+const TURNS: usize = 6;
 /// How long what is short stays short.
 const SHORTAGE: Duration = Duration::from_secs(1);
 /// How long memory is late that is given back late.
@@ -46,7 +48,8 @@ impl Bench {
                     .line("min_residency = \"50ms\"")
                     .line("max_wait = \"5s\"")
             })
-            .gateway_line("hold_deadline = \"20s\"")
+            .gateway_line("hold_deadline = \"6s\"")
+            .gateway_line("hold_stream_deadline = \"6s\"")
             .devices(vec![DeviceSetup::new("gpu0").source("index = 0")])
             .node_line("nvml_library = \"{dir}/libnvidia-ml.so.1\"")
             .env("LD_PRELOAD", &host::clock_library().display().to_string())
@@ -153,6 +156,14 @@ impl Bench {
                 let engine = self.whose(*whose).await;
                 self.arm(&engine, kind, *arg).await;
                 self.handoff(draw).await;
+                // Clients may have turned the handoff round before it reached the engine.
+                for _ in 0..TURNS {
+                    if !self.node.engine(&engine).is_armed(kind).await {
+                        break;
+                    }
+                    traffic.pass(1).await;
+                    self.handoff(draw).await;
+                }
                 if matches!(*kind, "ignore_sigterm" | "orphan_worker") {
                     drop(self.agent().submit(restart(&engine)).await);
                 }
@@ -265,8 +276,8 @@ impl Bench {
         pid.into_iter().for_each(kill);
     }
 
-    /// What was broken from outside is taken away, what was given up is asked for again, and all comes to rest.
-    pub(crate) async fn mend(&mut self, traffic: &Traffic, draw: &mut Draw) {
+    /// What was broken from outside is taken away.
+    pub(crate) async fn heal(&mut self, traffic: &Traffic, draw: &mut Draw) {
         self.foreign = None;
         self.driver_says(None, |_| {});
         self.disk.iter().for_each(Disk::relieve);
@@ -283,6 +294,10 @@ impl Bench {
         if let (true, Some(owner)) = (neighbour > 0, Owner::of(1)) {
             drop(self.node.ledger(0).free(owner, "foreign", neighbour));
         }
+    }
+
+    /// What was given up is asked for again, as an operator would, and all comes to rest.
+    pub(crate) async fn mend(&self) {
         let agent = self.agent();
         until("the device to be well", async || agent.status().await.devices[0].health == DeviceHealth::Ok)
             .await;

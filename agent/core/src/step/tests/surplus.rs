@@ -221,3 +221,15 @@ fn what_a_pause_leaves_behind_gives_it_up() {
     s.forget().later();
     assert!(s.log.is_empty() && s.waiting.is_empty(), "{:#?}", s.log);
 }
+
+/// An engine that was taken over without a record has never been measured awake: its next wake does that.
+#[test]
+fn what_a_wake_takes_is_measured_where_nobody_knows_it() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.node.engine_mut(B).footprints[Tier::Awake as usize] = None;
+    s.node.engine_mut(B).spec.estimate.weights = Some(9 * GIB);
+    s.switch(B, None).ok_to_the_end().serving(B);
+    assert_eq!(s.node.engine(B).held, gib(B, Tier::Awake) * GIB);
+    s.forget().switch(A, None).ok_to_the_end().switch(B, None).ok_to_the_end().serving(B);
+    assert!(!s.log.iter().any(|l| l.contains("measure")), "once: {:#?}", s.log);
+}
