@@ -18,6 +18,10 @@ use std::time::{Duration, Instant};
 const MEANWHILE: usize = 10;
 /// Handoffs more, at most, until an armed fault has struck.
 const TURNS: usize = 6;
+/// How often something is asked for that may be refused because something else is under way.
+const TRIES: usize = 8;
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(10);
 /// How long what is short stays short.
 const SHORTAGE: Duration = Duration::from_secs(1);
 /// How long memory is late that is given back late.
@@ -99,24 +103,42 @@ impl Bench {
 
     /// Somewhere within a handoff, or near one.
     async fn handoff(&self, draw: &mut Draw) {
-        let to = self.whose(Whose::Asleep).await;
         let strategies = [Strategy::SleepFirst, Strategy::WakeFirst, Strategy::Park, Strategy::Auto];
         let drains = [Drain::Wait, Drain::Freeze, Drain::Abort];
         let pick = |draw: &mut Draw, of: u64| usize::try_from(draw.below(of)).unwrap_or(0);
-        let wish =
-            Switch::to(&to).strategy(strategies[pick(draw, 4)]).drain(drains[pick(draw, 3)]).deadline_s(10.0);
-        // It may be refused, be done already, or fail: what must hold is asked afterwards.
-        drop(self.agent().submit(wish).await);
+        let (strategy, drain) = (strategies[pick(draw, 4)], drains[pick(draw, 3)]);
+        for _ in 0..TRIES {
+            let to = self.whose(Whose::Asleep).await;
+            let wish = Switch::to(&to).strategy(strategy).drain(drain).deadline_s(10.0);
+            // It may be refused for good, or fail: what must hold is asked afterwards.
+            if self.agent().submit(wish).await.is_ok() {
+                break;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
         tokio::time::sleep(Duration::from_millis(draw.below(60))).await;
     }
 
-    /// Waits until an engine is inside its sleep to level 1, if it comes to that.
-    async fn inside_a_sleep(&self, engine: &str) -> bool {
+    /// Waits until an engine is inside its sleep to level 1, and says which; none where it does not come to that.
+    async fn inside_a_sleep(&self) -> Option<String> {
+        for _ in 0..TRIES {
+            let engine = self.whose(Whose::Awake).await;
+            if self.is_put_to_sleep(&engine).await {
+                return Some(engine);
+            }
+        }
+        None
+    }
+
+    async fn is_put_to_sleep(&self, engine: &str) -> bool {
         // 200 simulated seconds at 200-fold speed.
         self.arm(engine, "sleep_hang", Some(200.0)).await;
         let to = if engine == "A" { "B" } else { "A" };
         let wish = Switch::to(to).strategy(Strategy::SleepFirst).leave(Tier::Level1).drain(Drain::Abort);
-        let Ok(begun) = self.agent().submit(wish.deadline_s(10.0)).await else { return false };
+        let Ok(begun) = self.agent().submit(wish.deadline_s(10.0)).await else {
+            tokio::time::sleep(LOOK).await;
+            return false;
+        };
         let deadline = Instant::now() + LATE;
         while Instant::now() < deadline {
             let operation = self.agent().api.operation(&begun.id).await;
@@ -128,7 +150,7 @@ impl Bench {
             if sleeps || over {
                 return sleeps;
             }
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(LOOK).await;
         }
         false
     }
@@ -165,7 +187,12 @@ impl Bench {
                     self.handoff(draw).await;
                 }
                 if matches!(*kind, "ignore_sigterm" | "orphan_worker") {
-                    drop(self.agent().submit(restart(&engine)).await);
+                    for _ in 0..TRIES {
+                        if self.agent().submit(restart(&engine)).await.is_ok() {
+                            break;
+                        }
+                        tokio::time::sleep(LOOK).await;
+                    }
                 }
             }
             What::AtStart(flags, whose) => {
@@ -187,8 +214,7 @@ impl Bench {
                 self.occupy(u64::MAX, GIB);
             }
             What::LateMemory => {
-                let engine = self.whose(Whose::Awake).await;
-                if self.inside_a_sleep(&engine).await {
+                if self.inside_a_sleep().await.is_some() {
                     // To whoever looks, bytes that are still there are bytes that are still there, whosever they are.
                     self.occupy(2 * GIB, 0);
                     tokio::time::sleep(LATE).await;
@@ -196,9 +222,9 @@ impl Bench {
                 }
             }
             What::OutOfHostMemory => {
-                let engine = self.whose(Whose::Awake).await;
-                self.inside_a_sleep(&engine).await;
-                self.kill(&Victim::Core, &engine);
+                if let Some(engine) = self.inside_a_sleep().await {
+                    self.kill(&Victim::Core, &engine);
+                }
             }
             What::Driver(change) => {
                 self.driver_says(None, change);

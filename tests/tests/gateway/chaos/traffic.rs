@@ -168,8 +168,8 @@ pub(crate) fn account(reports: &[Asked], seed: u64) {
             Err(why) if why.contains("without a good Retry-After") && why.contains("engine_failed") => {
                 "503: engine_failed, for good".to_owned()
             }
-            // vLLM's own answer to a request whose engine core has just died is passed on as it came.
-            Err(why) if why.contains("a 500: ") && why.contains("EngineCore encountered an issue") => {
+            // vLLM's own answer to a request whose engine core has just died is passed on as it came, in a stream too.
+            Err(why) if why.contains("EngineCore encountered an issue") => {
                 "500: the engine's own, as its core died".to_owned()
             }
             Err(why) => {
