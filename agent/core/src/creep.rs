@@ -14,8 +14,8 @@
 //! Where pids cannot be mapped, growth stays unknown and the limit of sleeps is what there is.
 
 use crate::ids::EngineId;
-use crate::ledger;
-use crate::state::{Condition, Node};
+use crate::revise;
+use crate::state::{Condition, Engine, Node};
 use crate::tier::Tier;
 use serde::{Deserialize, Serialize};
 
@@ -97,6 +97,14 @@ impl Creep {
     }
 }
 
+/// Whether an engine waits for an idle moment to be started anew: for what it has lost, or for newer settings.
+pub fn waits(engine: &Engine) -> bool {
+    engine.process
+        && !engine.retired
+        && (engine.creep.due(&engine.spec.recycle).is_some()
+            || engine.revised.as_ref().is_some_and(|revised| revised.process))
+}
+
 /// The engine that should be started anew now, if there is one and the moment is right: nothing is under way, it is
 /// settled, nobody is being served on its devices, and there is room to start it.
 pub fn recycle_now(node: &Node) -> Option<EngineId> {
@@ -105,12 +113,15 @@ pub fn recycle_now(node: &Node) -> Option<EngineId> {
     }
     node.ids().find(|id| {
         let e = node.engine(*id);
-        let due = e.process && e.creep.due(&e.spec.recycle).is_some();
-        due && e.condition == Condition::Settled
+        let on_its_devices = |id: &EngineId| {
+            let then = e.revised.as_ref().map_or(&[][..], |revised| &revised.spec.devices);
+            node.engine(*id).spec.devices.iter().any(|d| e.spec.devices.contains(d) || then.contains(d))
+        };
+        waits(e)
+            && e.condition == Condition::Settled
             && !e.frozen
-            && e.spec.devices.iter().all(|d| node.engines_on(*d).all(|other| is_idle(node, other)))
-            && crate::plan::evidence(node, &e.spec.devices).is_ok()
-            && ledger::start_need(e).is_none_or(|need| ledger::shortfall(node, *id, need).is_none())
+            && node.ids().filter(on_its_devices).all(|other| is_idle(node, other))
+            && revise::room_to_start(node, *id).is_ok()
     })
 }
 

@@ -352,6 +352,13 @@ pub enum Note {
     },
     /// A reply came that nobody waits for any more.
     Late(Ticket),
+    /// Newer settings of an engine are in force: from here on they are the shell's as well.
+    Revised {
+        /// Engine.
+        engine: EngineId,
+        /// They are those of its next process; else only the agent's own dealings with it have changed.
+        process: bool,
+    },
 }
 
 /// Kinds of incident; each fault in the field ends in exactly one.

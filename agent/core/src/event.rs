@@ -5,6 +5,7 @@ use crate::call::SleepingAnswer;
 use crate::demand::Demand;
 use crate::effect::{StepResult, Ticket};
 use crate::ids::{DeviceId, EngineId, OperationId};
+use crate::revise::Revision;
 use crate::spec::{DrainPolicy, Strategy};
 use crate::tier::Tier;
 use crate::time::Moment;
@@ -112,10 +113,10 @@ pub enum Request {
     Resume,
 }
 
-impl Request {
-    /// The engine that it is about; `None` where it is about the whole node.
-    pub fn engine(&self) -> Option<EngineId> {
-        match self {
+/// The engine of a request, borrowed as the request is.
+macro_rules! engine_of {
+    ($request:expr) => {
+        match $request {
             Request::Pause { .. } | Request::Resume => None,
             Request::Switch { to: engine, .. }
             | Request::Wake(engine)
@@ -125,8 +126,20 @@ impl Request {
             | Request::Restart { engine, .. }
             | Request::Reset(engine)
             | Request::Bury(engine)
-            | Request::Repair(engine) => Some(*engine),
+            | Request::Repair(engine) => Some(engine),
         }
+    };
+}
+
+impl Request {
+    /// The engine that it is about; `None` where it is about the whole node.
+    pub fn engine(&self) -> Option<EngineId> {
+        engine_of!(self).copied()
+    }
+
+    /// The same, to be renamed.
+    pub fn engine_mut(&mut self) -> Option<&mut EngineId> {
+        engine_of!(self)
     }
 
     /// The word for people.
@@ -176,6 +189,8 @@ pub struct Use {
 pub enum Event {
     /// What a former agent left, all of it at once; before anything else, and before [`Event::Boot`].
     Adopted(Box<Adoption>),
+    /// The configuration has changed.
+    Revised(Box<Revision>),
     /// The agent is up: start what should be started, leaving these engines awake.
     Boot {
         /// Engines to be left awake; they are started last.

@@ -4,6 +4,8 @@
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
 use crate::creep::Creep;
+use crate::ids::{DeviceId, EngineId};
+use crate::program::Step;
 use crate::state::{Condition, Costs, Engine, Footprint, Node, Operation, Paused, Queued};
 use crate::tier::Tier;
 use crate::time::Moment;
@@ -83,14 +85,76 @@ pub struct KeptWork {
 }
 
 impl KeptWork {
-    /// Whether ids mean the same in this node: it has the same engines and devices, further ones at most behind them.
-    pub fn fits(&self, node: &Node) -> bool {
-        let engines = node.engines.iter().map(|e| &e.spec.name);
-        let devices = node.devices.iter().map(|d| &d.spec.name);
-        self.engines.len() <= node.engines.len()
-            && self.devices.len() <= node.devices.len()
-            && engines.zip(&self.engines).all(|(a, b)| a == b)
-            && devices.zip(&self.devices).all(|(a, b)| a == b)
+    /// The same work with the ids of this node: engines and devices go by name, in whatever order they are configured
+    /// now. What is about one that is not configured any more is left out.
+    #[must_use]
+    pub fn onto(self, node: &Node) -> KeptWork {
+        let KeptWork { engines, devices, operations, queue, paused, closing } = self;
+        let at = |index: u16, names: &[String], now: &dyn Fn(&str) -> Option<usize>| {
+            u16::try_from(now(names.get(usize::from(index))?)?).ok()
+        };
+        let engine_now = |name: &str| node.engines.iter().position(|e| e.spec.name == name);
+        let device_now = |name: &str| node.devices.iter().position(|d| d.spec.name == name);
+        let engine = |id: EngineId| at(id.0, &engines, &engine_now).map(EngineId);
+        let device = |id: DeviceId| at(id.0, &devices, &device_now).map(DeviceId);
+        let operations = operations.into_iter().filter_map(|op| {
+            let was = op.tiers_before.clone();
+            let mut op = op.renamed(&engine, &device)?;
+            op.tiers_before = vec![Tier::Stopped; node.engines.len()];
+            for (name, tier) in engines.iter().zip(was) {
+                if let Some(before) = engine_now(name).and_then(|at| op.tiers_before.get_mut(at)) {
+                    *before = tier;
+                }
+            }
+            Some(op)
+        });
+        let queue = queue.into_iter().filter_map(|mut queued| {
+            if let Some(id) = queued.request.engine_mut() {
+                *id = engine(*id)?;
+            }
+            Some(queued)
+        });
+        let paused = paused.map(|mut paused| {
+            paused.served = paused.served.into_iter().filter_map(engine).collect();
+            paused
+        });
+        KeptWork {
+            operations: operations.collect(),
+            queue: queue.collect(),
+            paused,
+            closing,
+            engines: node.engines.iter().map(|e| e.spec.name.clone()).collect(),
+            devices: node.devices.iter().map(|d| d.spec.name.clone()).collect(),
+        }
+    }
+}
+
+impl Operation {
+    /// The same with other ids; `None` where one of them has none. Tiers before it began are left as they are.
+    fn renamed(
+        mut self,
+        engine: &dyn Fn(EngineId) -> Option<EngineId>,
+        device: &dyn Fn(DeviceId) -> Option<DeviceId>,
+    ) -> Option<Operation> {
+        let all = |ids: &[EngineId]| ids.iter().map(|id| engine(*id)).collect::<Option<Vec<_>>>();
+        self.devices = self.devices.iter().map(|id| device(*id)).collect::<Option<_>>()?;
+        self.incoming = match self.incoming {
+            Some(id) => Some(engine(id)?),
+            None => None,
+        };
+        self.outgoing = all(&self.outgoing)?;
+        self.serving_before = all(&self.serving_before)?;
+        self.reported = all(&self.reported)?;
+        self.repaired = all(&self.repaired)?;
+        self.relaunched = all(&self.relaunched)?;
+        if let Some(failure) = &mut self.failure {
+            failure.engine = engine(failure.engine)?;
+        }
+        let steps = self.program.iter_mut().chain(self.current.as_mut().map(|current| &mut current.step));
+        for id in steps.filter_map(Step::engine_mut).chain(self.request.engine_mut()) {
+            *id = engine(*id)?;
+        }
+        Some(self)
     }
 }
 
@@ -160,6 +224,9 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         retry: _,
         ladder_from: _,
         fall_retry: _,
+        // The next agent holds its own configuration against what the process was started with.
+        revised: _,
+        retired: _,
     } = e;
     KeptEngine {
         tier: *tier,

@@ -25,6 +25,7 @@ pub mod plan;
 pub mod program;
 pub mod queue;
 pub mod recover;
+pub mod revise;
 pub mod sequence;
 pub mod spec;
 pub mod state;

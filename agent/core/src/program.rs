@@ -131,10 +131,10 @@ pub enum Step {
     },
 }
 
-impl Step {
-    /// The engine that it acts on; `None` for `Restore`.
-    pub fn engine(&self) -> Option<EngineId> {
-        match self {
+/// The engine of a step, borrowed as the step is.
+macro_rules! engine_of {
+    ($step:expr) => {
+        match $step {
             Step::Restore => None,
             Step::Rise(e)
             | Step::Kill(e)
@@ -152,7 +152,7 @@ impl Step {
             | Step::AwaitResidence(e)
             | Step::Spawn(e)
             | Step::Ready(e)
-            | Step::WarmUp(e) => Some(*e),
+            | Step::WarmUp(e) => Some(e),
             Step::Fall { engine, .. }
             | Step::Launch { engine, .. }
             | Step::Settle { engine, .. }
@@ -161,8 +161,20 @@ impl Step {
             | Step::AwaitRelease { engine, .. }
             | Step::Probe { engine, .. }
             | Step::Measure { engine, .. }
-            | Step::Stop { engine, .. } => Some(*engine),
+            | Step::Stop { engine, .. } => Some(engine),
         }
+    };
+}
+
+impl Step {
+    /// The engine that it acts on; `None` for `Restore`.
+    pub fn engine(&self) -> Option<EngineId> {
+        engine_of!(self).copied()
+    }
+
+    /// The same, to be renamed.
+    pub fn engine_mut(&mut self) -> Option<&mut EngineId> {
+        engine_of!(self)
     }
 
     /// Whether it stands for several single steps.

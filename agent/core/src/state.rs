@@ -26,6 +26,7 @@ use crate::event::{By, Request};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::ladder;
 use crate::program::{Failure, Step};
+use crate::revise::{DeviceSettings, Revised};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Policy};
 use crate::surplus;
 use crate::tier::Tier;
@@ -161,6 +162,10 @@ pub struct Engine {
     pub ladder_from: Moment,
     /// Falls that the agent began of its own accord and that failed.
     pub fall_retry: Retry,
+    /// Newer settings, which come into force at rest, or with its next process.
+    pub revised: Option<Box<Revised>>,
+    /// It is not configured any more: it goes at its next idle moment, and is never started again.
+    pub retired: bool,
 }
 
 impl Engine {
@@ -196,6 +201,8 @@ impl Engine {
             retry: Retry::default(),
             ladder_from: Moment(0),
             fall_retry: Retry::default(),
+            revised: None,
+            retired: false,
         }
     }
 
@@ -268,6 +275,8 @@ pub struct Device {
     pub foreign_seen: u64,
     /// Whether it can be believed.
     pub evidence: Evidence,
+    /// Newer settings, which come into force at rest.
+    pub revised: Option<DeviceSettings>,
 }
 
 /// How far an operation has come.
@@ -423,7 +432,7 @@ impl Node {
                 (true, Some(_)) => Evidence::Good,
                 (true, None) => Evidence::Lost(NOT_READ.into()),
             };
-            Device { spec, foreign: 0, foreign_seen: 0, evidence }
+            Device { spec, foreign: 0, foreign_seen: 0, evidence, revised: None }
         };
         Node {
             engines: engines.into_iter().map(Engine::new).collect(),

@@ -22,6 +22,7 @@ mod idle;
 mod judge;
 mod maintain;
 mod observe;
+mod revise;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -38,6 +39,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
     let mut cx = Cx { node, now, out: Vec::new() };
     match event {
         Event::Adopted(adoption) => cx.adopted(*adoption),
+        Event::Revised(revision) => cx.revised(*revision),
         Event::Boot { awake } => cx.boot(&awake),
         Event::Command { id, request, by } => cx.admit(id, request, by),
         Event::Cancel(id) => cx.cancel(id),
@@ -53,6 +55,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::Cycle { runs } => cx.cycle(runs),
         Event::Close => cx.close(),
     }
+    cx.revise_at_rest();
     cx.idle_work();
     let out = cx.out;
     #[cfg(debug_assertions)]

@@ -284,12 +284,14 @@ mod tests {
         assert_eq!(former.work.as_ref(), Some(&kept.work));
         assert_eq!(former.engines.values().collect::<Vec<_>>(), kept.engines.iter().collect::<Vec<_>>());
         assert_eq!(former.orders[&OperationId(1)].client.as_ref().map(|c| c.id.as_str()), Some("mine"));
-        assert!(former.work.is_some_and(|work| work.fits(&node)));
+        assert_eq!(former.work.map(|work| work.onto(&node)), Some(kept.work.clone()));
         assert_eq!(keeper.changes(&node), [], "what stands there is not written again");
-        // Another order of engines makes its ids mean nothing.
+        // Where the file orders engines otherwise, it means the same engines.
         let mut other = node.clone();
         other.engines.reverse();
-        assert!(!kept.work.fits(&other));
+        let moved = kept.work.clone().onto(&other);
+        assert_eq!(moved.operations.len(), kept.work.operations.len());
+        assert_eq!(moved.onto(&node), kept.work);
     }
 
     #[test]

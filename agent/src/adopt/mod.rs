@@ -219,7 +219,7 @@ pub async fn take_over(
         Some((DeviceId(u16::try_from(at).unwrap_or(u16::MAX)), *kept))
     });
     let devices = if former.same_boot { devices.collect() } else { Vec::new() };
-    let work = former.work.filter(|work| former.same_boot && work.fits(node));
+    let work = former.work.filter(|_| former.same_boot).map(|work| work.onto(node));
     let goes_on: Vec<OperationId> =
         work.iter().flat_map(|work| work.operations.iter().map(|op| op.id)).collect();
     end_the_rest(recorder, &goes_on).await;

@@ -260,7 +260,8 @@ impl Board {
             | Note::Transition { .. }
             | Note::Measured { .. }
             | Note::NotCancelled { .. }
-            | Note::Late(_) => return,
+            | Note::Late(_)
+            | Note::Revised { .. } => return,
         };
         self.tell(shown);
     }

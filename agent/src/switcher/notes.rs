@@ -34,7 +34,11 @@ pub(super) fn operation_of(note: &Note) -> Option<OperationId> {
         | Note::Ended { id, .. }
         | Note::Resumed { id, .. }
         | Note::NotCancelled { id, .. } => Some(*id),
-        Note::Transition { .. } | Note::Measured { .. } | Note::Incident { .. } | Note::Late(_) => None,
+        Note::Transition { .. }
+        | Note::Measured { .. }
+        | Note::Incident { .. }
+        | Note::Late(_)
+        | Note::Revised { .. } => None,
     }
 }
 
@@ -122,7 +126,8 @@ pub(super) fn record(node: &Node, note: &Note, around: Around) -> Option<Record>
         | Note::Joined { .. }
         | Note::Queued { .. }
         | Note::NotCancelled { .. }
-        | Note::Late(_) => return None,
+        | Note::Late(_)
+        | Note::Revised { .. } => return None,
     })
 }
 

@@ -8,6 +8,7 @@ use crate::ledger;
 use crate::plan::{self, Ask};
 use crate::program::{Cause, Step};
 use crate::queue::Refusal;
+use crate::revise;
 use crate::sequence;
 use crate::spec::{DrainPolicy, Order, Strategy};
 use crate::state::{Condition, Drift, Operation, Queued, Stage};
@@ -113,7 +114,7 @@ impl Cx<'_> {
                 let deadline = drain_of(&request).deadline.unwrap_or(self.node.policy.drain_deadline);
                 let mut devices = self.node.devices_of(&request);
                 let involved = work.steps.iter().filter_map(Step::engine);
-                devices.extend(involved.flat_map(|e| self.node.engine(e).spec.devices.clone()));
+                devices.extend(involved.flat_map(|e| revise::devices(self.node.engine(e))));
                 devices.sort_unstable();
                 devices.dedup();
                 if let Some(other) = self.node.operation_on(&devices) {
@@ -223,6 +224,17 @@ impl Cx<'_> {
             (Request::Pause { tier, .. }, None) => return self.pause(*tier, drain),
             (_, None) => return Ok(self.resume(drain)),
         };
+        let ends_or_rests = matches!(
+            request,
+            Request::Stop { .. }
+                | Request::Sleep { .. }
+                | Request::Bury(_)
+                | Request::Repair(_)
+                | Request::Reset(_)
+        );
+        if self.node.engine(id).retired && !ends_or_rests {
+            return Err(self.not_configured(id).into());
+        }
         let plain = |steps: Vec<Step>, incoming: Option<EngineId>| Work {
             steps,
             incoming,
@@ -399,18 +411,13 @@ impl Cx<'_> {
         if e.process {
             return Err(No::Nothing(format!("{} runs already ({})", e.spec.name, e.condition_word())));
         }
-        plan::evidence(self.node, &e.spec.devices)?;
-        let need = ledger::start_need(e);
         let rehearse = rehearse.unwrap_or(e.spec.rehearse);
-        let mut steps = if by == By::Agent { plan::room_to_start(self.node, id)? } else { Vec::new() };
-        let short = need.filter(|_| by != By::Agent);
-        if let Some(short) = short.and_then(|bytes| ledger::shortfall(self.node, id, bytes)) {
-            return Err(Refusal::NoRoom {
-                what: format!("starting {}", self.node.engine(id).spec.name),
-                device: self.node.device(short.device).spec.name.clone(),
-                missing: short.missing,
-            }
-            .into());
+        let mut steps = Vec::new();
+        if by == By::Agent {
+            plan::evidence(self.node, &e.spec.devices)?;
+            steps = plan::room_to_start(self.node, id)?;
+        } else {
+            revise::room_to_start(self.node, id)?;
         }
         let rest = self.node.engine(id).spec.rest;
         let awake = match self.one_more_may_be_awake(id) {
@@ -434,16 +441,7 @@ impl Cx<'_> {
             // What a stop has left: it comes back as a start would.
             self.one_more_may_be_awake(id)?;
         }
-        plan::evidence(self.node, &e.spec.devices)?;
-        let need = ledger::start_need(e);
-        if let Some(short) = need.and_then(|bytes| ledger::shortfall(self.node, id, bytes)) {
-            return Err(Refusal::NoRoom {
-                what: format!("starting {} again", e.spec.name),
-                device: self.node.device(short.device).spec.name.clone(),
-                missing: short.missing,
-            }
-            .into());
-        }
+        revise::room_to_start(self.node, id)?;
         let mut steps = vec![
             Step::Fall { engine: id, tier: Tier::Stopped },
             Step::Launch { engine: id, rehearse: rehearse.unwrap_or(e.spec.rehearse) },

@@ -94,12 +94,11 @@ impl Cx<'_> {
         e.used_at = now;
     }
 
-    /// Operations and requests, where they mean the same here.
+    /// Operations and requests, of what is configured here as well.
     fn take_up(&mut self, work: Option<KeptWork>) {
-        let Some(work) = work.filter(|w| w.fits(self.node)) else { return };
+        let Some(work) = work.map(|work| work.onto(self.node)) else { return };
         self.node.paused = work.paused;
-        for mut op in work.operations {
-            op.tiers_before.resize(self.node.engines.len(), Tier::Stopped);
+        for op in work.operations {
             self.node.next_operation = self.node.next_operation.max(op.id.0 + 1);
             self.node.operations.push(op);
         }

@@ -17,7 +17,10 @@ impl Cx<'_> {
         match step {
             Step::Fall { engine, tier } => Some(self.fall(id, *engine, *tier)),
             Step::Rise(engine) => Some(self.rise(*engine)),
-            Step::Launch { engine, rehearse } => Some(self.launch(*engine, *rehearse)),
+            Step::Launch { engine, rehearse } => {
+                self.revise(*engine);
+                Some(self.launch(*engine, *rehearse))
+            }
             Step::Kill(engine) => Some(Ok(vec![
                 Step::Close(*engine),
                 Step::Take(*engine),
@@ -176,7 +179,7 @@ impl Cx<'_> {
             };
             let back: Vec<EngineId> = self.node.ids().filter(comes_back).collect();
             if self.crowded(newcomer, &back).is_some() {
-                let before = op.tiers_before[usize::from(newcomer.0)];
+                let before = op.tiers_before.get(usize::from(newcomer.0)).copied().unwrap_or(Tier::Stopped);
                 let tier = if before.has_process() && before != Tier::Awake { before } else { e.spec.rest };
                 steps.push(Step::Fall { engine: newcomer, tier });
             }

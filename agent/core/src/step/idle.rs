@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is
-//!      ► one too many awake ► restarts ► recycling ► idle ladders
+//!      ► one too many awake ► restarts ► retiring ► recycling ► idle ladders
 //! ```
 //!
 //! Nothing of the agent's own accord but sweeping and repairing begins on devices that somebody's request waits for.
-//! Recycling is to start an engine anew that loses memory asleep ([`crate::creep`]).
+//! Recycling is to start an engine anew that loses memory asleep ([`crate::creep`]), or whose settings have changed;
+//! retiring is to end one that is not configured any more ([`crate::revise`]).
 
 use super::Cx;
 use crate::creep;
@@ -68,7 +69,8 @@ impl Cx<'_> {
         let node = &*self.node;
         let now = self.now;
         let due = find(node, &|id| {
-            !node.engine(id).spec.devices.iter().any(|d| spoken_for.contains(d))
+            !node.engine(id).retired
+                && !node.engine(id).spec.devices.iter().any(|d| spoken_for.contains(d))
                 && match node.engine(id).condition {
                     Condition::Backoff(at) => at <= now,
                     Condition::NoRoom => {
@@ -86,6 +88,9 @@ impl Cx<'_> {
         // A cycle has the engines to itself.
         if self.node.cycle {
             return;
+        }
+        if let Some(engine) = self.retire_now() {
+            return self.own(Request::Stop { engine, drain: Drain::default() });
         }
         match creep::recycle_now(self.node) {
             Some(engine) => {

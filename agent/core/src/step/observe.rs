@@ -2,7 +2,7 @@
 
 use super::Cx;
 use crate::call::SleepingAnswer;
-use crate::creep::{Due, IDLE_SURVEYS};
+use crate::creep::{self, Due, IDLE_SURVEYS};
 use crate::effect::{Effect, Incident};
 use crate::event::Survey;
 use crate::ids::{DeviceId, EngineId};
@@ -46,7 +46,7 @@ impl Cx<'_> {
             self.tell_creep(engine);
         }
         // Counted only where somebody waits for an idle moment.
-        let tells_idle = self.node.engines.iter().any(|e| e.creep.due(&e.spec.recycle).is_some());
+        let tells_idle = self.node.engines.iter().any(|e| creep::waits(e) || e.retired);
         let e = self.node.engine_mut(engine);
         e.watch.contradictions = if contradicts { e.watch.contradictions.saturating_add(1) } else { 0 };
         if e.watch.contradictions >= CONTRADICTIONS {

@@ -16,6 +16,7 @@ use std::time::Duration;
 
 mod adopted;
 mod creep;
+mod revise;
 
 const A: EngineId = EngineId(0);
 const B: EngineId = EngineId(1);
@@ -167,6 +168,10 @@ impl Session {
             Note::Ended { id, failure: Some(why), .. } => format!("#{} failed: {}", id.0, why.cause.code()),
             Note::NotCancelled { id, refusal } => format!("#{} not cancelled: {}", id.0, refusal.code()),
             Note::Late(_) => "late reply".to_owned(),
+            Note::Revised { engine, process } => {
+                let of = if *process { "process" } else { "agent" };
+                format!("  {}: new settings ({of})", self.name(*engine))
+            }
         })
     }
 

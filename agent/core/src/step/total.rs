@@ -13,6 +13,7 @@ use crate::effect::{StepResult, Ticket};
 use crate::event::{By, Drain, Event, Request, Survey, Use};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::invariants;
+use crate::revise::{Change, DeviceSettings, Revised, Revision};
 use crate::spec::{
     DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Rung, Strategy, Timeouts, Turn,
 };
@@ -190,11 +191,44 @@ fn successor(node: &mut Node, adoption: &mut Adoption, forgets: bool) {
     let specs = node.engines.iter().map(|e| e.spec.clone()).collect();
     let devices = node.devices.iter().map(|d| d.spec.clone()).collect();
     *node = Node::new(specs, devices, node.policy, node.next_operation);
+    for (at, engine) in node.ids().enumerate().skip(adoption.engines.len()) {
+        let found = adoption.engines[at % usize::from(ENGINES)].found.clone();
+        adoption.engines.push(Adopted { engine, kept: None, found });
+    }
     for (a, kept) in adoption.engines.iter_mut().zip(kept.engines) {
         a.kept = Some(kept);
     }
     adoption.devices = (0..DEVICES).map(DeviceId).zip(kept.devices).collect();
     adoption.work = (!forgets).then_some(kept.work);
+}
+
+/// Another configuration: of all that may change, something of everything.
+fn revision() -> impl Strategy_<Value = Revision> {
+    let revised = || {
+        (any::<bool>(), 0u16..ENGINES, tier(), any::<bool>()).prop_map(|(process, like, rest, pinned)| {
+            let mut spec = node(true, true, 1, DrainPolicy::Wait).engines[usize::from(like)].spec.clone();
+            (spec.rest, spec.turn.pinned) = (rest, pinned);
+            Revised { spec, process, footprints: [None; 5] }
+        })
+    };
+    let change = prop_oneof![
+        1 => Just(Change::Same),
+        2 => revised().prop_map(|revised| Change::Settings(Box::new(revised))),
+        1 => Just(Change::Retired),
+    ];
+    let engines = prop::collection::vec(change, 0..usize::from(ENGINES) + 2);
+    let devices = prop::collection::vec((0u64..80, 0u64..5, 0u16..3), 0..3);
+    (engines, prop::collection::vec(revised(), 0..2), devices).prop_map(|(engines, added, devices)| {
+        Revision {
+            engines,
+            added,
+            devices: devices
+                .into_iter()
+                .map(|(reserve, slack, max_awake)| DeviceSettings { reserve, slack, max_awake })
+                .collect(),
+            policy: node(true, true, 1, DrainPolicy::Wait).policy,
+        }
+    })
 }
 
 /// An event; a reply goes to the ticket so far back from the next one.
@@ -235,6 +269,7 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
         }),
         1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake: awake.into_iter().collect() }),
         1 => any::<bool>().prop_map(|runs| Event::Cycle { runs }),
+        2 => revision().prop_map(|revision| Event::Revised(Box::new(revision))),
         2 => prop::collection::vec(found(), usize::from(ENGINES)).prop_map(|found| {
             let one = |(at, found)| Adopted { engine: EngineId(at), kept: None, found };
             let engines = (0..).zip(found).map(one).collect();
@@ -260,6 +295,12 @@ proptest! {
             match &mut event {
                 Event::Done { ticket, .. } => *ticket = Ticket(node.next_ticket.wrapping_sub(ticket.0)),
                 Event::Command { id, .. } => *id = node.number(),
+                // Names are unique.
+                Event::Revised(revision) => {
+                    for (at, added) in revision.added.iter_mut().enumerate() {
+                        added.spec.name = format!("E{}", node.engines.len() + at);
+                    }
+                }
                 _ => {}
             }
             now = now + Duration::from_secs(passed);
