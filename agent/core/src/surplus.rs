@@ -7,8 +7,12 @@
 //! ```text
 //!   more settled awake engines than max_awake, devices can be believed, nothing under way, asked for or waited for
 //!      ──► the longest unused of those that are idle and not pinned falls to its rest tier
-//!             failed ──► not again before its back-off has ended (1 s, doubled each time, at most 60 s)
+//!             failed ──► nobody on its devices before its back-off has ended (1 s, doubled each time, at most 60 s);
+//!                        then another one, if there is one, since whatever keeps this one awake may keep it for long
 //! ```
+//!
+//! Between two tries the devices are at rest: what keeps a sleep from being verified may be memory that nobody accounts
+//! for, and that is only seen at rest.
 //!
 //! **Busy ones are left alone.** As long as requests run in each of them nothing is done: to drain one would send its clients
 //! into a queue, for a limit that hurts nobody by being passed. The first that has no request left goes. Requests held for an
@@ -54,7 +58,7 @@ fn candidates(node: &Node) -> Vec<(EngineId, Tier)> {
             && plan::evidence(node, devices).is_ok()
     };
     let mut ids: Vec<EngineId> = node.ids().filter(may_go).collect();
-    ids.sort_by_key(|id| node.engine(*id).idle_since());
+    ids.sort_by_key(|id| (node.engine(*id).fall_retry.failures, node.engine(*id).idle_since()));
     ids.into_iter().filter_map(|id| Some((id, resting_place(node, id)?))).collect()
 }
 
@@ -67,10 +71,17 @@ fn resting_place(node: &Node, id: EngineId) -> Option<Tier> {
 
 /// The engine that is one too many awake and should go now, and where to.
 pub fn due(node: &Node, now: Moment) -> Option<(EngineId, Tier)> {
-    candidates(node).into_iter().find(|(id, _)| node.engine(*id).fall_retry.not_before <= now)
+    candidates(node).into_iter().find(|(id, _)| not_before(node, *id) <= now)
 }
 
-/// When an engine that failed to fall may be asked again.
+/// When the last back-off of those that are awake on its devices ends.
+fn not_before(node: &Node, id: EngineId) -> Moment {
+    let devices = &node.engine(id).spec.devices;
+    let awake = devices.iter().flat_map(|d| node.engines_on(*d)).filter(|id| is_awake(node, *id));
+    awake.map(|id| node.engine(id).fall_retry.not_before).max().unwrap_or(Moment(0))
+}
+
+/// When the next one may be asked after one that failed to fall.
 pub(crate) fn instants(node: &Node) -> Vec<Moment> {
-    candidates(node).into_iter().map(|(id, _)| node.engine(id).fall_retry.not_before).collect()
+    candidates(node).into_iter().map(|(id, _)| not_before(node, id)).collect()
 }

@@ -250,7 +250,9 @@ impl Life {
     /// What comes next.
     fn next(&mut self) -> Act {
         self.plan();
-        let mut next = (self.tick, Act::Tick);
+        // As the shell does it: at every look, and whenever the core has asked for it.
+        let asked = self.sys.node.next_deadline(self.now);
+        let mut next = (asked.map_or(self.tick, |at| at.min(self.tick)), Act::Tick);
         let mut earlier = |at: Moment, act: Act| {
             if at < next.0 {
                 next = (at, act);

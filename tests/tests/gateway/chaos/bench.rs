@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 const MEANWHILE: usize = 10;
 /// Handoffs more, at most, until an armed fault has struck.
 const TURNS: usize = 6;
+/// Those that are armed until they are cleared.
+const STICKY: [&str; 5] =
+    ["sleep_frees_half", "residual_creep", "flood_stderr", "ignore_sigterm", "orphan_worker"];
 /// How often something is asked for that may be refused because something else is under way.
 const TRIES: usize = 8;
 /// Between two looks.
@@ -180,12 +183,13 @@ impl Bench {
                 self.handoff(draw).await;
                 // Clients may have turned the handoff round before it reached the engine.
                 for _ in 0..TURNS {
-                    if !self.node.engine(&engine).is_armed(kind).await {
+                    if STICKY.contains(kind) || !self.node.engine(&engine).is_armed(kind).await {
                         break;
                     }
                     traffic.pass(1).await;
                     self.handoff(draw).await;
                 }
+                // What strikes when its process ends.
                 if matches!(*kind, "ignore_sigterm" | "orphan_worker") {
                     for _ in 0..TRIES {
                         if self.agent().submit(restart(&engine)).await.is_ok() {

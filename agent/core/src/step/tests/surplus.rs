@@ -113,9 +113,11 @@ fn a_sleep_that_fails_is_not_repeated_at_once() {
         s.answer(StepResult::DrainTimedOut { running: 1, waiting: 0 }).ok_to_the_end();
     }
     assert!(waits.windows(2).all(|w| w[0] <= w[1]) && waits.last() == Some(&60), "{waits:?}");
-    // Where another may go in its stead, nobody waits for it.
+    // Where another may go, it goes in its stead; but not before that time either.
     s.node.engine_mut(B).spec.turn.pinned = false;
-    s.say(Event::Tick).ok_to_the_end().serving(A);
+    s.say(Event::Tick);
+    assert!(s.waiting.is_empty(), "the device rests first: {:#?}", s.log);
+    s.later().ok_to_the_end().serving(A);
     assert_eq!(s.node.engine(B).tier, Tier::Level1);
 }
 
