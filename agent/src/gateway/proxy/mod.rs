@@ -70,21 +70,14 @@ impl Gateway {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(sockets: Sockets, settings: config::Gateway, hub: Arc<Hub>) -> Result<Self, Error> {
+    pub fn start(sockets: Sockets, hub: Arc<Hub>) -> Result<Self, Error> {
         more_files();
         let Sockets { all, address } = sockets;
-        let settings = Arc::new(settings);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let (stop, stopping) = watch::channel(false);
         let mut ended = Vec::new();
         for (at, listener) in all.into_iter().enumerate() {
-            let worker = Worker {
-                hub: Arc::clone(&hub),
-                settings: Arc::clone(&settings),
-                created,
-                listener,
-                stop: stopping.clone(),
-            };
+            let worker = Worker { hub: Arc::clone(&hub), created, listener, stop: stopping.clone() };
             ended.push(spawn(at, worker).map_err(Error::Thread)?);
         }
         Ok(Gateway { address, stop, ended })

@@ -6,7 +6,6 @@ use super::relay::Reply;
 use super::serve::serve;
 use super::upstream::Pool;
 use super::wire::{State, Verdict, Wire, too_slow};
-use crate::config;
 use crate::gateway::Hub;
 use hyper::Response;
 use hyper::body::Incoming;
@@ -43,7 +42,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 #[derive(Debug)]
 pub(super) struct Worker {
     pub hub: Arc<Hub>,
-    pub settings: Arc<config::Gateway>,
     pub created: u64,
     pub listener: TcpListener,
     pub stop: watch::Receiver<bool>,
@@ -93,10 +91,10 @@ impl Worker {
     /// # Errors
     /// The listener cannot be used.
     pub(super) async fn run(self) -> io::Result<()> {
-        let Worker { hub, settings, created, listener, mut stop } = self;
+        let Worker { hub, created, listener, mut stop } = self;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let pool = Rc::new(Pool::default());
-        let core = Rc::new(Core { hub, settings, pool: Rc::clone(&pool), ids: Ids::new(), created });
+        let core = Rc::new(Core { hub, pool: Rc::clone(&pool), ids: Ids::new(), created });
         let sweeper = spawn_local(async move {
             let mut ticks = interval(SWEEP);
             loop {
@@ -159,7 +157,7 @@ async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver
         // It is gone already.
         return;
     }
-    let settings = Arc::clone(&core.settings);
+    let settings = core.hub.settings();
     let state = State::new(Instant::now());
     let wire = Wire::new(stream, Rc::clone(&state));
     let shared = Rc::clone(&state);

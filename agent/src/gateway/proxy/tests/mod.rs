@@ -87,7 +87,7 @@ impl Desk {
         hub.attach(Link { tell: Box::new(|_| {}), node: newest });
         let on = Listen::Address(SocketAddr::from(([127, 0, 0, 1], 0)));
         let sockets = Sockets::bind(on, threads(&config.gateway)).unwrap();
-        let gateway = Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub)).unwrap();
+        let gateway = Gateway::start(sockets, Arc::clone(&hub)).unwrap();
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Desk { hub, node, publish, gateway, a, b, http }
     }
