@@ -133,6 +133,11 @@ impl Failure {
         self
     }
 
+    /// What went wrong, a sentence.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The exit code, before anything is said.
     #[cfg(test)]
     pub(crate) fn exit_code(&self) -> ExitCode {

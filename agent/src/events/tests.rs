@@ -109,7 +109,6 @@ fn incidents() -> Vec<Incident> {
             why: "nothing proves that it is still the engine's".into(),
         },
         Incident::SettingsChanged { engine: engine(), was: "f1".into() },
-        Incident::ReloadRefused { reason: "hotbunk.toml has 1 error(s)".into() },
         Incident::OrphansKilled { engine: engine(), processes: 2 },
         Incident::StopForced { engine: engine(), grace: Duration::from_secs(10) },
         Incident::LogFlooded { engine: engine(), lost_bytes: 5000 },
@@ -119,6 +118,7 @@ fn incidents() -> Vec<Incident> {
         Incident::JournalSetAside { aside: "journal.db.damaged-x".into(), reason: "malformed".into() },
         Incident::JournalFailed { reason: "disk full".into() },
         Incident::JournalRestored { lost: 7 },
+        Incident::ReloadRefused { reason: "hotbunk.toml has 1 error(s)".into() },
     ]
 }
 

@@ -46,7 +46,8 @@ fn refused(report: &ReloadReport) -> Failure {
     let errors = report.check.diagnostics.iter().filter(|d| d.error).count();
     let failure = match report.outcome {
         ReloadOutcome::Invalid => {
-            let message = format!("{} has {errors} error(s); the agent goes on with what it had", report.path);
+            let message =
+                format!("{} has {errors} error(s); the agent goes on with what it had", report.path);
             Failure::new(ExitCode::BadFile, "config_invalid", message)
         }
         _ => {
@@ -57,11 +58,7 @@ fn refused(report: &ReloadReport) -> Failure {
             )
         }
     };
-    if report.outcome == ReloadOutcome::Invalid || !report.needs_restart.is_empty() {
-        failure.already_told()
-    } else {
-        failure
-    }
+    failure.already_told()
 }
 
 /// The operations that bring changed engines up with their new settings. All are tried; the first failure counts.
