@@ -225,7 +225,8 @@ async fn an_agent_that_is_killed_after_a_reload_is_followed_by_one_that_finishes
     agent.kill().await;
     let agent = node.start().await;
     // It serves on as it was started, and is restarted when nobody needs it.
-    assert_eq!(agent.engine("A").await.settings, Settings::PendingRestart);
+    let waits = async || agent.engine("A").await.settings == Settings::PendingRestart;
+    until("what was found to be decided", waits).await;
     assert_eq!(agent.incident_codes(0).await, ["settings_changed A"]);
     assert_eq!(stream.end().await.1, "length");
     until_version(&agent, "A", "0.30").await;
