@@ -3,6 +3,8 @@
 use super::{check, say};
 use crate::app::{App, Begin, Engines, Former};
 use crate::config::{self, Config, DEFAULT_CONFIG, Facts, LogFormat, OnStop};
+use crate::effects::chain;
+use crate::inherited::Inherited;
 use clap::Args;
 use hotbunk_api::error::ExitCode as Code;
 use std::io::IsTerminal;
@@ -25,6 +27,8 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn main(args: RunArgs) -> ExitCode {
+    // Before anything else: it changes the environment.
+    let inherited = Inherited::take();
     let config = match config::load(&args.config, &Facts::of_this_machine()) {
         Ok((config, warnings)) => {
             check::show(&warnings);
@@ -36,9 +40,17 @@ pub(crate) fn main(args: RunArgs) -> ExitCode {
             return Code::BadFile.into();
         }
     };
+    let agreed = inherited.and_then(|inherited| inherited.agrees(&config).map(|()| inherited));
+    let inherited = match agreed {
+        Ok(inherited) => inherited,
+        Err(error) => {
+            say(&format!("error: {}; nothing was started", chain(&error)));
+            return Code::BadFile.into();
+        }
+    };
     logging(&config);
     let engines = if args.no_start { Engines::Leave } else { Engines::Start };
-    block_on(daemon(config, engines))
+    block_on(daemon(config, Begin { engines, former: Former::TakeOver, inherited }))
 }
 
 /// Puts another filter into force; false where that is not possible.
@@ -97,7 +109,7 @@ pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
     }
 }
 
-async fn daemon(config: Config, engines: Engines) -> ExitCode {
+async fn daemon(config: Config, begin: Begin) -> ExitCode {
     // SIGHUP as early as the others: it must not end an agent that is still starting.
     let received = Signals::new().and_then(|signals| Ok((signals, signal(SignalKind::hangup())?)));
     let (mut signals, mut hangups) = match received {
@@ -109,7 +121,6 @@ async fn daemon(config: Config, engines: Engines) -> ExitCode {
     };
     // Told to stop while what cannot be taken over is being stopped: that is hurried up, and then everything ends.
     let mut told = None;
-    let begin = Begin { engines, former: Former::TakeOver };
     let app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
         Ok(app) => app,
         Err(error) => {

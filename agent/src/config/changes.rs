@@ -225,6 +225,7 @@ fn gateway_settings(list: &mut List, gateway: &Gateway, engines: &[Engine]) {
         hold_deadline,
         hold_stream_deadline,
         keep_alive,
+        upgrade_drain,
         threads,
         tenant_header,
         require_key,
@@ -241,6 +242,7 @@ fn gateway_settings(list: &mut List, gateway: &Gateway, engines: &[Engine]) {
     list.live("hold_deadline", time(*hold_deadline));
     list.live("hold_stream_deadline", time(*hold_stream_deadline));
     list.live("keep_alive", time(*keep_alive));
+    list.live("upgrade_drain", time(*upgrade_drain));
     list.live("tenant_header", maybe(tenant_header.as_ref()));
     list.live("require_key", require_key);
     list.prefix.clear();

@@ -108,6 +108,12 @@ pub enum Refusal {
     /// The model's engine is not configured any more.
     #[error("this model is not served here any more")]
     NotConfigured,
+    /// The agent goes and leaves its engines to the next one, which will be there at once.
+    #[error("the gateway is being restarted; send the request again")]
+    Restarting {
+        /// When to ask again.
+        retry_after: Duration,
+    },
     /// The agent is ending.
     #[error("the gateway is shutting down")]
     ShuttingDown {
@@ -133,6 +139,7 @@ impl Refusal {
             | Refusal::SwitchFailed { .. }
             | Refusal::NoWay { .. }
             | Refusal::Paused { .. }
+            | Refusal::Restarting { .. }
             | Refusal::ShuttingDown { .. } => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -153,6 +160,7 @@ impl Refusal {
             Refusal::NoWay { .. } => "no_way",
             Refusal::Paused { .. } => "paused",
             Refusal::NotConfigured => "model_not_found",
+            Refusal::Restarting { .. } => "restarting",
             Refusal::ShuttingDown { .. } => "shutting_down",
         }
     }
@@ -174,6 +182,7 @@ impl Refusal {
             | Refusal::SwitchFailed { .. }
             | Refusal::NoWay { .. }
             | Refusal::Paused { .. }
+            | Refusal::Restarting { .. }
             | Refusal::ShuttingDown { .. } => "server_error",
         }
     }
@@ -194,6 +203,7 @@ impl Refusal {
             | Refusal::SwitchFailed { retry_after, .. }
             | Refusal::NoWay { retry_after, .. }
             | Refusal::Paused { retry_after }
+            | Refusal::Restarting { retry_after }
             | Refusal::ShuttingDown { retry_after } => Some(*retry_after),
         }
     }

@@ -13,6 +13,7 @@
 
 mod config;
 mod control;
+mod gateway;
 mod journal;
 mod records;
 mod sse;
@@ -26,6 +27,10 @@ pub enum Target {
     Sse,
     /// A request to the control API, its body above all.
     Control,
+    /// A client's connection to the gateway: the heads of requests above all.
+    Head,
+    /// The body of a client's request.
+    Body,
     /// The journal's files after a power cut or damage.
     Journal,
     /// Records in the journal, as another version or a stray hand may have written them: reports are made of them.
@@ -34,8 +39,15 @@ pub enum Target {
 
 impl Target {
     /// Every target.
-    pub const ALL: [Target; 5] =
-        [Target::Config, Target::Sse, Target::Control, Target::Journal, Target::Records];
+    pub const ALL: [Target; 7] = [
+        Target::Config,
+        Target::Sse,
+        Target::Control,
+        Target::Head,
+        Target::Body,
+        Target::Journal,
+        Target::Records,
+    ];
 
     /// Name of its fuzz target and of its corpus.
     pub fn name(self) -> &'static str {
@@ -43,6 +55,8 @@ impl Target {
             Target::Config => "config",
             Target::Sse => "sse",
             Target::Control => "control",
+            Target::Head => "head",
+            Target::Body => "body",
             Target::Journal => "journal",
             Target::Records => "records",
         }
@@ -57,6 +71,8 @@ impl Target {
             Target::Config => config::run(bytes),
             Target::Sse => sse::run(bytes),
             Target::Control => control::run(bytes),
+            Target::Head => gateway::head(bytes),
+            Target::Body => gateway::body(bytes),
             Target::Journal => journal::run(bytes),
             Target::Records => records::run(bytes),
         }

@@ -41,6 +41,16 @@ fn control() {
 }
 
 #[test]
+fn head() {
+    replay(Target::Head);
+}
+
+#[test]
+fn body() {
+    replay(Target::Body);
+}
+
+#[test]
 fn journal() {
     replay(Target::Journal);
 }

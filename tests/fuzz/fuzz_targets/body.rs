@@ -1,0 +1,5 @@
+#![no_main]
+
+use hotbunk_fuzz_entry::Target;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| Target::Body.run(bytes));
