@@ -139,7 +139,6 @@ impl Failure {
     }
 
     /// The exit code, before anything is said.
-    #[cfg(test)]
     pub(crate) fn exit_code(&self) -> ExitCode {
         self.exit
     }

@@ -148,7 +148,7 @@ fn of_node(config: &Config) -> Vec<Setting> {
     list.fixed("retention", time(*retention));
     list.fixed("sample_retention", time(*sample_retention));
     list.fixed("max_size", format_size(*max_bytes));
-    list.fixed("on_failure", on_failure.as_str());
+    list.live("on_failure", on_failure.as_str());
     list.prefix.clear();
     for Schedule { name, cron, plan, unless_serving } in schedules {
         let plan = match plan {
@@ -187,10 +187,10 @@ fn node_settings(list: &mut List, node: &Node) {
     list.live("log_filter", log_filter);
     list.fixed("log_format", format!("{log_format:?}").to_lowercase());
     list.fixed("nvml_library", maybe(nvml_library.as_ref().map(|path| path.display())));
-    list.fixed("sample_interval", time(*device));
-    list.fixed("handoff_sample_interval", time(*handoff));
-    list.fixed("host_sample_interval", time(*host));
-    list.fixed("reconcile_interval", time(*reconcile_interval));
+    list.live("sample_interval", time(*device));
+    list.live("handoff_sample_interval", time(*handoff));
+    list.live("host_sample_interval", time(*host));
+    list.live("reconcile_interval", time(*reconcile_interval));
     list.live("stall_after", time(*stall_after));
     list.live("host_memory_reserve", format_size(*host_memory_reserve));
     list.live("shutdown_grace", time(*shutdown_grace));
@@ -349,4 +349,99 @@ fn engine(engine: &Engine) -> Vec<Setting> {
         list.live(key, maybe_time(timeout));
     }
     list.all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Facts, parse};
+    use std::path::Path;
+
+    const SOUND: &str = r#"
+        [node]
+        metrics_listen = "127.0.0.1:9464"
+        [policy]
+        drain = "wait"
+        [[device]]
+        name = "gpu0"
+        index = 0
+        reserve = "1GiB"
+        [[tenant]]
+        name = "red"
+        key_sha256 = "abababababababababababababababababababababababababababababababab"
+        max_in_flight = 3
+        [[engine]]
+        name = "A"
+        model = "a"
+        port = 8101
+        command = ["vllm", "serve", "a", "--host", "127.0.0.1", "--port", "8101", "--enable-sleep-mode"]
+        env = { VLLM_SERVER_DEV_MODE = "1", HF_TOKEN = "hidden" }
+        api_key = "hidden"
+    "#;
+
+    fn config(text: &str) -> Config {
+        let parsed = parse(text, Path::new("/etc/hotbunk/hotbunk.toml"), &Facts::default());
+        parsed.unwrap_or_else(|problems| panic!("{}", problems.render(false))).0
+    }
+
+    /// What a replacement changes, one line each.
+    fn told(from: &str, to: &str) -> Vec<String> {
+        assert!(SOUND.contains(from), "{from}");
+        let now = config(&SOUND.replace(from, to));
+        let line = |c: Changed| {
+            let restart = if c.needs_restart { " (restart)" } else { "" };
+            format!("{}: {} → {}{restart}", c.key, maybe(c.from), maybe(c.to))
+        };
+        changes(&config(SOUND), &now).into_iter().map(line).collect()
+    }
+
+    #[test]
+    fn a_change_is_told_by_the_name_that_the_file_has_for_it() {
+        assert_eq!(told("\"wait\"", "\"wait\""), Vec::<String>::new());
+        assert_eq!(told("\"wait\"", "\"freeze\""), ["policy.drain: wait → freeze"]);
+        assert_eq!(told("\"1GiB\"", "\"2GiB\""), ["device gpu0: reserve: 1GiB → 2GiB"]);
+        assert_eq!(told("index = 0", "index = 1"), ["device gpu0: index 0 → index 1 (restart)"]);
+        assert_eq!(
+            told("127.0.0.1:9464", "127.0.0.1:9465"),
+            ["node.metrics_listen: 127.0.0.1:9464 → 127.0.0.1:9465 (restart)"]
+        );
+        assert_eq!(told("max_in_flight = 3", "max_in_flight = 4"), ["tenant red: limits on A: set → set"]);
+        assert_eq!(told("\"red\"", "\"blue\""), ["tenant red: set → none", "tenant blue: none → set"]);
+    }
+
+    #[test]
+    fn another_device_needs_another_agent() {
+        let more = config(&format!("{SOUND}\ndevice = \"gpu0\"\n[[device]]\nname = \"gpu1\"\nindex = 1\n"));
+        let both = |from: &Config, to: &Config| {
+            let all = changes(from, to).into_iter().filter(|c| c.needs_restart);
+            all.map(|c| (c.key, c.from.is_some(), c.to.is_some())).collect::<Vec<_>>()
+        };
+        let sound = config(SOUND);
+        let of =
+            |was, is| [("device gpu1".to_owned(), was, is), ("device gpu1: capacity".to_owned(), was, is)];
+        assert_eq!(both(&sound, &more), of(false, true));
+        assert_eq!(both(&more, &sound), of(true, false));
+        // The order of the file means nothing.
+        let mut turned = more.clone();
+        turned.devices.reverse();
+        assert_eq!(changes(&more, &turned), []);
+    }
+
+    #[test]
+    fn of_an_engine_the_keys_are_told_and_no_secret() {
+        let keys = |from: &str, to: &str| {
+            assert!(SOUND.contains(from), "{from}");
+            of_engine(&config(SOUND).engines[0], &config(&SOUND.replace(from, to)).engines[0])
+        };
+        assert_eq!(keys("HF_TOKEN = \"hidden\"", "HF_TOKEN = \"other\""), ["env"]);
+        assert_eq!(keys("api_key = \"hidden\"", "api_key = \"other\""), ["api_key"]);
+        assert_eq!(
+            keys("model = \"a\"", "model = \"a\"\nmax_wait = \"9s\"\ntimeouts = { wake = \"7s\" }"),
+            ["max_wait", "timeouts.wake"]
+        );
+        assert_eq!(
+            keys("\"--enable-sleep-mode\"", "\"--enable-sleep-mode\", \"--tensor-parallel-size\", \"1\""),
+            ["command"]
+        );
+    }
 }

@@ -4,7 +4,7 @@
 //! change that is taken back before it came into force restarts nobody. The same judgement serves the dry run, which
 //! acts on nothing, and the owner of the state, which acts on it in the same breath ([`Plan::apply`]).
 
-use crate::config::{Config, changes};
+use crate::config::{Config, OnFailure, changes};
 use crate::effects::{EngineSlot, Hands, Settings};
 use crate::journal::FootprintRow;
 use crate::status;
@@ -15,6 +15,7 @@ use hotbunk_core::revise::{Change, DeviceSettings, Revised, Revision};
 use hotbunk_core::spec::EngineSpec;
 use hotbunk_core::state::{Engine, Footprint, Node};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A configuration that is to be applied, with what is known of it.
 #[derive(Debug)]
@@ -147,8 +148,17 @@ impl Plan {
         Revised { spec: spec.clone(), process, footprints }
     }
 
-    /// Shows clients what there is now, once the node knows it.
+    /// Whether nothing is switched while the journal cannot be written, and how often the switcher looks around.
+    pub fn of_the_switcher(&self) -> (bool, Duration) {
+        let needs_journal = self.config.journal.on_failure == OnFailure::RefuseSwitching;
+        (needs_journal, self.config.node.reconcile_interval)
+    }
+
+    /// Shows clients what there is now, once the node knows it, and samples as often as is configured.
     pub fn configure(&self, hands: &Hands) {
+        let sampling = self.config.node.sampling;
+        hands.sampler.pace(sampling.device, sampling.handoff);
+        hands.host.pace(sampling.host);
         let slots = hands.engines.all();
         let in_force = |id: EngineId| {
             slots.get(usize::from(id.0)).filter(|slot| slot.waits_for_its_next_process()).cloned()

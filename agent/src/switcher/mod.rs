@@ -248,6 +248,11 @@ impl Switcher {
         let mut ticks = tokio::time::interval(self.reconcile);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            if ticks.period() != self.reconcile {
+                // The configuration has another one now.
+                ticks = tokio::time::interval(self.reconcile);
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            }
             let due = self.node.next_deadline(self.stepped).map(|at| Instant::now() + at.since(clock::now()));
             let wake = async {
                 match due {
@@ -299,6 +304,8 @@ impl Switcher {
                 // At once: slots and lines are those of the node that comes of it.
                 self.step(Event::Revised(Box::new(revision)), Around::default()).await;
                 plan.configure(&self.hands);
+                (self.needs_journal, self.reconcile) = plan.of_the_switcher();
+                self.look_at_journal().await;
                 // Whoever asked may have gone; it is done all the same.
                 let _ = answer.send(report);
             }
@@ -321,7 +328,8 @@ impl Switcher {
     /// Whether the journal can be written decides whether anything is switched, where the configuration wants it so.
     async fn look_at_journal(&mut self) {
         let lost = self.hands.recorder.check_journal().await.map(|trouble| trouble.reason);
-        if self.needs_journal && lost.is_some() != self.node.journal_lost.is_some() {
+        let lost = lost.filter(|_| self.needs_journal);
+        if lost.is_some() != self.node.journal_lost.is_some() {
             self.happened(Event::JournalLost(lost), Around::default()).await;
         }
     }

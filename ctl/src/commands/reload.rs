@@ -76,6 +76,11 @@ async fn at_once(context: &Context, report: &ReloadReport, draining: &Draining) 
             EngineChange::Unchanged | EngineChange::Settings | EngineChange::Added => continue,
         };
         if let Err(failure) = operate(context, request, Operating { id: None, no_wait: false }).await {
+            // One that nobody used may have been stopped by itself already.
+            if changed.change == EngineChange::Removed && failure.exit_code() == ExitCode::Unknown {
+                context.out.line(format!("{} is stopped", changed.engine))?;
+                continue;
+            }
             note(format!(
                 "{}: {}; it is tried again at its next idle moment",
                 changed.engine,

@@ -216,12 +216,18 @@ async fn a_change_that_is_taken_back_restarts_nobody_and_the_order_of_the_file_m
 
 #[tokio::test]
 async fn an_agent_that_is_killed_after_a_reload_is_followed_by_one_that_finishes_it() {
-    let (node, agent) = pair().await;
+    let engines = vec![EngineSetup::new("A", "A"), EngineSetup::new("B", "B"), EngineSetup::new("C", "B")];
+    let node = Setup::new(engines).each(|e| e.speed(40.0)).build();
+    let all = node.file();
+    all.clone().without("C").write();
+    let agent = node.start().await;
+    agent.until_at("A", Tier::Awake).await;
+    agent.until_idle().await;
     let (a, b) = (node.core("A").pid, node.core("B").pid);
     let mut stream = node.engine("A").stream(LONG).await;
     stream.until(5).await;
-    node.file().version("A", "0.31", "0.30").write();
-    assert_eq!(agent.reloaded().await, "A restart, B unchanged");
+    all.version("A", "0.31", "0.30").write();
+    assert_eq!(agent.reloaded().await, "A restart, B unchanged, C added");
     agent.kill().await;
     let agent = node.start().await;
     // It serves on as it was started, and is restarted when nobody needs it.
@@ -233,6 +239,7 @@ async fn an_agent_that_is_killed_after_a_reload_is_followed_by_one_that_finishes
     agent.until_at("A", Tier::Awake).await;
     assert_ne!(node.core("A").pid, a);
     assert_eq!(node.core("B").pid, b);
+    agent.until_at("C", Tier::Level1).await;
     agent.stop().await;
 }
 
