@@ -10,7 +10,8 @@
 //! ```
 //!
 //! Shutdown goes the other way: no new work, what runs is finished, engines are stopped by their grace (clients are told
-//! what becomes of their requests), then the gateway and the listeners close.
+//! what becomes of their requests), then the gateway and the listeners close. An agent that leaves its engines to the next
+//! one tells those who wait to come again, and lets answers that run end.
 
 use crate::adopt;
 use crate::backend::Backend;
@@ -24,6 +25,7 @@ use crate::events::{Context, Incident, Recorder};
 use crate::gateway::proxy::{self, Gateway, Listen, Sockets};
 use crate::gateway::{Hub, Link};
 use crate::host::{HostMemory, HostSampler};
+use crate::inherited::Inherited;
 use crate::journal::record::Record;
 use crate::journal::{self, Journal};
 use crate::metrics::{self, Metrics};
@@ -50,6 +52,8 @@ use tokio::task::JoinHandle;
 pub const JOURNAL: &str = "journal.db";
 /// How long the first look at a device may take before the agent goes on without it.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
+/// How long clients whose answers were ended may take to hear it.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Events that a client of the control API may be behind.
 const EVENTS: usize = 1024;
 /// Batches of samples that may wait for the journal.
@@ -114,16 +118,21 @@ impl App {
             drop(recorder.record_one(&Context::none(), incident).await);
         }
         // What can be refused is refused while everything still is as it was found.
-        let metrics_listener = match config.node.metrics_listen {
-            None => None,
-            Some(address) => Some(TcpListener::bind(address).await.with_context(|| {
+        let Inherited { gateway: given, metrics: metrics_given, control: control_given } = begin.inherited;
+        let metrics_listener = match (metrics_given, config.node.metrics_listen) {
+            (Some(given), _) => {
+                Some(of_metrics(given).context("the socket of /metrics that was handed over")?)
+            }
+            (None, None) => None,
+            (None, Some(address)) => Some(TcpListener::bind(address).await.with_context(|| {
                 format!("/metrics cannot listen on {address}; set `metrics_listen` to another address")
             })?),
         };
-        let clients = match config.gateway.listen {
-            None => None,
-            Some(address) => Some(Sockets::bind(Listen::Address(address), proxy::threads(&config.gateway))?),
+        let on = match config.gateway.listen {
+            _ if !given.is_empty() => Some(Listen::Sockets(given)),
+            address => address.map(Listen::Address),
         };
+        let clients = on.map(|on| Sockets::bind(on, proxy::threads(&config.gateway))).transpose()?;
         let left = adopt::look(&config, &recorder, begin.former == Former::TakeOver, hurry).await?;
         let left_alone = left.left_alone.clone();
 
@@ -217,7 +226,10 @@ impl App {
             bound
         });
         let control_socket = config.node.control_socket();
-        let socket = Socket::bind(&control_socket, None)?;
+        let socket = match control_given {
+            Some(given) => Socket::given(given, &control_socket)?,
+            None => Socket::bind(&control_socket, None)?,
+        };
         let backend = Backend::new(
             Arc::clone(&config),
             handle.clone(),
@@ -295,8 +307,10 @@ impl App {
         self.close(reason).await;
     }
 
-    /// Goes, and leaves the engines where they are.
-    async fn leave(self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
+    /// Goes, and leaves the engines where they are. Operations and answers that are under way end side by side.
+    async fn leave(mut self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
+        self.hub.leave();
+        let mut gateway = self.gateway.take();
         let orderly = async {
             if let Some(run) = run {
                 run.over().await;
@@ -305,12 +319,29 @@ impl App {
             // An error means that the switcher has ended.
             drop(nodes.wait_for(|node| node.operations.is_empty() && node.queue.is_empty()).await);
         };
+        let answers = async {
+            let Some(gateway) = &mut gateway else { return };
+            let limit = self.config.gateway.upgrade_drain;
+            if tokio::time::timeout(limit, gateway.leave()).await.is_err() {
+                tracing::warn!(
+                    requests = self.hub.all_in_flight(),
+                    limit_s = limit.as_secs_f64(),
+                    "not every answer ended within `upgrade_drain`; what is left is ended with an error"
+                );
+                self.hub.cut();
+                // They are told, and some ask again.
+                drop(tokio::time::timeout(LAST_WORDS, gateway.leave()).await);
+            }
+        };
         let limit = tokio::time::sleep(self.config.node.shutdown_grace);
         tokio::select! {
-            () = orderly => {}
+            _ = futures_util::future::join(orderly, answers) => {}
             () = limit => tracing::warn!("not everything ended in time; the next agent goes on with it"),
             () = hurry => tracing::warn!("told to hurry; the next agent goes on with what is under way"),
         }
+        // Whoever is still being answered is told so.
+        self.hub.cut();
+        self.gateway = gateway;
         self.close(&format!("{reason}, engines left running")).await;
     }
 
@@ -371,12 +402,14 @@ impl App {
 }
 
 /// How to begin.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub struct Begin {
     /// Whether engines start.
     pub engines: Engines,
     /// What becomes of those that run.
     pub former: Former,
+    /// Sockets that were handed over, and that agree with the configuration.
+    pub inherited: Inherited,
 }
 
 /// What becomes of what a former agent left.
@@ -399,6 +432,11 @@ pub enum Engines {
 
 fn device_id(at: usize) -> hotbunk_core::ids::DeviceId {
     hotbunk_core::ids::DeviceId(u16::try_from(at).unwrap_or(u16::MAX))
+}
+
+fn of_metrics(given: std::net::TcpListener) -> std::io::Result<TcpListener> {
+    given.set_nonblocking(true)?;
+    TcpListener::from_std(given)
 }
 
 fn private_dir(dir: &std::path::Path) -> anyhow::Result<()> {

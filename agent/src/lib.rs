@@ -20,6 +20,7 @@ pub mod events;
 pub mod explain;
 pub mod gateway;
 pub mod host;
+pub mod inherited;
 pub mod journal;
 pub mod logs;
 pub mod metrics;

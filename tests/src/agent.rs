@@ -59,6 +59,14 @@ impl Agent {
 
     pub(crate) async fn start(node: Node) -> Agent {
         let child = Agent::spawn(&node, &[]);
+        Agent::up(child, node).await
+    }
+
+    /// Waits until an agent that was started answers.
+    ///
+    /// # Panics
+    /// It ends instead.
+    pub async fn up(child: Child, node: Node) -> Agent {
         let api = Client::new(node.socket()).expect("a client");
         let mut agent = Agent { child, api, node, quiet: false };
         until("the agent to answer", async || {

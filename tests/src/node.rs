@@ -486,6 +486,11 @@ impl Node {
         self.inner.gateway_port
     }
 
+    /// Where `/metrics` is, unless the test has said otherwise.
+    pub fn metrics_port(&self) -> u16 {
+        self.inner.metrics_port
+    }
+
     /// The page of `/metrics`, unless the test has said otherwise where it is.
     ///
     /// # Panics

@@ -3,6 +3,8 @@
 use super::{check, say};
 use crate::app::{App, Begin, Engines, Former};
 use crate::config::{self, Config, DEFAULT_CONFIG, Facts, LogFormat, OnStop};
+use crate::effects::chain;
+use crate::inherited::Inherited;
 use clap::Args;
 use hotbunk_api::error::ExitCode as Code;
 use std::io::IsTerminal;
@@ -24,6 +26,8 @@ pub(crate) struct RunArgs {
 }
 
 pub(crate) fn main(args: RunArgs) -> ExitCode {
+    // Before anything else: it changes the environment.
+    let inherited = Inherited::take();
     let config = match config::load(&args.config, &Facts::of_this_machine()) {
         Ok((config, warnings)) => {
             check::show(&warnings);
@@ -35,9 +39,17 @@ pub(crate) fn main(args: RunArgs) -> ExitCode {
             return Code::BadFile.into();
         }
     };
+    let agreed = inherited.and_then(|inherited| inherited.agrees(&config).map(|()| inherited));
+    let inherited = match agreed {
+        Ok(inherited) => inherited,
+        Err(error) => {
+            say(&format!("error: {}; nothing was started", chain(&error)));
+            return Code::BadFile.into();
+        }
+    };
     logging(&config);
     let engines = if args.no_start { Engines::Leave } else { Engines::Start };
-    block_on(daemon(config, engines))
+    block_on(daemon(config, Begin { engines, former: Former::TakeOver, inherited }))
 }
 
 /// Log lines to stderr, as configured; `RUST_LOG` has the last word.
@@ -68,7 +80,7 @@ pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
     }
 }
 
-async fn daemon(config: Config, engines: Engines) -> ExitCode {
+async fn daemon(config: Config, begin: Begin) -> ExitCode {
     let mut signals = match Signals::new() {
         Ok(signals) => signals,
         Err(error) => {
@@ -79,7 +91,6 @@ async fn daemon(config: Config, engines: Engines) -> ExitCode {
     let on_stop = config.node.on_stop;
     // Told to stop while what cannot be taken over is being stopped: that is hurried up, and then everything ends.
     let mut told = None;
-    let begin = Begin { engines, former: Former::TakeOver };
     let app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
         Ok(app) => app,
         Err(error) => {

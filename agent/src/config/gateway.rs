@@ -28,6 +28,8 @@ pub struct Gateway {
     pub hold_stream_deadline: Duration,
     /// How long a stream may be silent before the client gets an SSE comment. Default 5 s.
     pub keep_alive: Duration,
+    /// How long answers may still take when the agent goes and leaves the engines to the next one. Default 30 s.
+    pub upgrade_drain: Duration,
     /// Threads, each with a listener of its own; `None`: as many as cores, 4 at the most.
     pub threads: Option<u16>,
     /// Header by which a trusted proxy in front says whose a request is.
@@ -50,6 +52,7 @@ impl Default for Gateway {
             hold_deadline: Duration::from_secs(60),
             hold_stream_deadline: Duration::from_secs(600),
             keep_alive: Duration::from_secs(5),
+            upgrade_drain: Duration::from_secs(30),
             threads: None,
             tenant_header: None,
             require_key: false,

@@ -306,6 +306,9 @@ section! {
         hold_stream_deadline: Span,
         /// How long a stream may be silent before the client is sent an SSE comment. Default 5s.
         keep_alive: Span,
+        /// How long answers may still take when the agent goes and leaves the engines to the next one: an upgrade, or
+        /// `on_stop = "leave"`. What takes longer is ended with an error. Default 30s.
+        upgrade_drain: Span,
         /// Threads that serve requests. Default: as many as cores, 4 at the most.
         threads: u16,
         /// Header by which a trusted proxy in front says whose a request is.

@@ -4,6 +4,9 @@
 //! that nobody ever meets it half made. What lies at the place before is looked at first: a socket that somebody
 //! accepts on belongs to a running agent; one that refuses is what a killed agent left behind; anything else is not
 //! ours to remove.
+//!
+//! A socket that was handed over ([`crate::inherited`]) is neither made nor removed here. Who may call is decided by the
+//! caller's credentials either way.
 
 use rustix::fs::{Gid, Mode, chmod, chown};
 use std::fs;
@@ -58,8 +61,8 @@ const MAX_PATH_BYTES: usize = 107;
 pub struct Socket {
     listener: Option<UnixListener>,
     path: PathBuf,
-    /// Device and inode, so that a successor's socket at the same place is not removed.
-    file: (u64, u64),
+    /// Device and inode, so that a successor's socket at the same place is not removed. `None`: the file is not ours.
+    file: Option<(u64, u64)>,
 }
 
 impl Socket {
@@ -101,12 +104,26 @@ impl Socket {
             Ok((metadata.dev(), metadata.ino()))
         };
         match finish() {
-            Ok(file) => Ok(Socket { listener: Some(listener), path: path.to_owned(), file }),
+            Ok(file) => Ok(Socket { listener: Some(listener), path: path.to_owned(), file: Some(file) }),
             Err(e) => {
                 drop(fs::remove_file(&temporary));
                 Err(e)
             }
         }
+    }
+
+    /// One that somebody else has made at `path`, and keeps: its mode and its end are theirs. Needs a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Error::Io`].
+    pub fn given(listener: std::os::unix::net::UnixListener, path: &Path) -> Result<Self, Error> {
+        let listener = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+        let listener = listener.map_err(|source| Error::Io {
+            what: "accept on the socket that was handed over,",
+            path: path.to_owned(),
+            source,
+        })?;
+        Ok(Socket { listener: Some(listener), path: path.to_owned(), file: None })
     }
 
     /// Where it is.
@@ -123,7 +140,7 @@ impl Socket {
 impl Drop for Socket {
     fn drop(&mut self) {
         if let Ok(metadata) = fs::symlink_metadata(&self.path)
-            && (metadata.dev(), metadata.ino()) == self.file
+            && Some((metadata.dev(), metadata.ino())) == self.file
         {
             drop(fs::remove_file(&self.path));
         }
@@ -213,5 +230,19 @@ mod tests {
         let long = directory.path().join("d".repeat(100)).join("control.sock");
         let error = Socket::bind(&long, None).unwrap_err();
         assert!(matches!(error, Error::TooLong { .. }), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_was_handed_over_outlives_its_user() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("control.sock");
+        let kept = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let mut socket = Socket::given(kept.try_clone().unwrap(), &path).unwrap();
+        let listener = socket.take_listener().unwrap();
+        let _client = UnixStream::connect(&path).unwrap();
+        let (accepted, _) = listener.accept().await.unwrap();
+        assert_eq!(accepted.peer_cred().unwrap().uid(), rustix::process::geteuid().as_raw());
+        drop((listener, socket));
+        UnixStream::connect(&path).unwrap();
     }
 }

@@ -12,6 +12,7 @@ use crate::clock;
 use crate::config::{Facts, OnStop, Strategy, cycle_plan};
 use crate::cycle::By;
 use crate::effects::chain;
+use crate::inherited::Inherited;
 use crate::report;
 use crate::reports;
 use anyhow::{Context, bail};
@@ -130,8 +131,8 @@ async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
         args.speed
     ));
     say(&format!("folder: {}", setup.dir.display()));
-    let former = Former::Stop;
-    let app = App::start(config, Begin { engines: Engines::Leave, former }, std::future::pending()).await?;
+    let begin = Begin { engines: Engines::Leave, former: Former::Stop, inherited: Inherited::default() };
+    let app = App::start(config, begin, std::future::pending()).await?;
     // The journal's lock is ours, and what was left running has been stopped.
     setup.clear_former();
     say(&format!("control socket: {}", app.control_socket.display()));

@@ -16,13 +16,16 @@ use hotbunk_core::state::Node;
 use hyper::HeaderMap;
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 use tokio::sync::{oneshot, watch};
 
 /// When to ask again where nothing is known.
 const SOME_TIME: Duration = Duration::from_secs(10);
+
+/// When to ask again where the next agent is about to come.
+pub(crate) const BACK: Duration = Duration::from_secs(2);
 
 /// A request, as far as admission needs it.
 #[derive(Debug, Clone, Copy)]
@@ -106,6 +109,7 @@ pub struct Hub {
     pub(super) moves: Mutex<Moves>,
     link: OnceLock<Link>,
     address: OnceLock<SocketAddr>,
+    leaving: AtomicBool,
 }
 
 impl Hub {
@@ -143,6 +147,7 @@ impl Hub {
             moves: Mutex::default(),
             link: OnceLock::new(),
             address: OnceLock::new(),
+            leaving: AtomicBool::new(false),
         });
         let measured = Arc::downgrade(&hub);
         hub.metrics.before_scrape(move |metrics| {
@@ -296,7 +301,7 @@ impl Hub {
             // Whoever was frozen has gone.
             line.freeze(self, false, clock::now());
         }
-        if left.in_flight == 0 && self.held.load(std::sync::atomic::Ordering::SeqCst) > 0 {
+        if left.in_flight == 0 && self.held.load(Ordering::SeqCst) > 0 {
             let used = Use { engine, in_flight: line.gate.in_flight(), at: line.used_at() };
             self.tell(Event::Uses(vec![used]));
         }
@@ -351,6 +356,7 @@ impl Hub {
                 Refusal::EngineDown { reason: reason(), retry_after: self.retry_after(line.id) }
             }
             Standing::Paused => Refusal::Paused { retry_after: SOME_TIME },
+            Standing::Leaving => Refusal::Restarting { retry_after: BACK },
             Standing::Closing => Refusal::ShuttingDown { retry_after: SOME_TIME },
         }
     }
@@ -363,6 +369,32 @@ impl Hub {
     /// Ends the leases of an engine: the drain policy is `abort`.
     pub fn abort(&self, engine: EngineId) {
         self.line(engine).abort(Aborted::Drain);
+    }
+
+    /// The agent goes and leaves the engines to another one. Whoever waits is told so, and from now on nobody waits:
+    /// a queue cannot be handed over. What runs goes on, and whoever finds an open gate may still pass.
+    pub fn leave(self: &Arc<Self>) {
+        self.leaving.store(true, Ordering::SeqCst);
+        for line in &self.lines {
+            line.stand(self, Standing::Leaving);
+        }
+    }
+
+    /// Whether [`Hub::leave`] has been called.
+    pub fn is_leaving(&self) -> bool {
+        self.leaving.load(Ordering::SeqCst)
+    }
+
+    /// Ends every lease there is: whoever has been left time has had it.
+    pub fn cut(&self) {
+        for line in &self.lines {
+            line.abort(Aborted::Leaving);
+        }
+    }
+
+    /// Leases, all engines together.
+    pub fn all_in_flight(&self) -> u32 {
+        self.lines.iter().map(|line| line.gate.in_flight()).sum()
     }
 
     /// Where the endpoint listens, for those who ask; the first word counts.

@@ -60,6 +60,8 @@ pub enum Aborted {
     Drain,
     /// The engine's process is gone.
     Died,
+    /// The agent goes, and the request has had the time that it was given.
+    Leaving,
 }
 
 /// The right to have one request on an engine. Dropping it ends it: the gate and the tenant count one less.

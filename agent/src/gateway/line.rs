@@ -21,6 +21,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, oneshot};
 
+/// Reasons for which leases are ended from outside, by the two lowest bits of an epoch.
+const REASONS: [Aborted; 4] = [Aborted::Drain, Aborted::Died, Aborted::Leaving, Aborted::Drain];
+
 /// One engine, as clients see it.
 #[derive(Debug)]
 pub(super) struct Line {
@@ -32,7 +35,7 @@ pub(super) struct Line {
     place: Arc<Where>,
     /// Process life.
     life: AtomicU64,
-    /// Twice the number of times that its leases were ended from outside, and one more where the engine had died.
+    /// Four times the number of times that its leases were ended from outside, and why the last time: see [`REASONS`].
     epoch: AtomicU64,
     aborts: Notify,
     /// Those who wait, to be asked without a lock.
@@ -67,6 +70,8 @@ pub(super) enum Standing {
     Down,
     /// Maintenance.
     Paused,
+    /// The agent goes, and another one comes.
+    Leaving,
     /// The agent ends.
     Closing,
 }
@@ -243,7 +248,8 @@ impl Line {
 
     /// Ends every lease there is from outside.
     pub(super) fn abort(&self, why: Aborted) {
-        let next = |epoch: u64| Some((((epoch >> 1) + 1) << 1) | u64::from(why == Aborted::Died));
+        let reason = REASONS.iter().position(|reason| *reason == why).unwrap_or_default() as u64;
+        let next = |epoch: u64| Some((((epoch >> 2) + 1) << 2) | reason);
         // The function always gives a value.
         let _ = self.epoch.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next);
         self.aborts.notify_waiters();
@@ -257,7 +263,7 @@ impl Line {
             told.as_mut().enable();
             let now = self.epoch.load(Ordering::SeqCst);
             if now != epoch {
-                return if now & 1 == 1 { Aborted::Died } else { Aborted::Drain };
+                return REASONS[(now & 3) as usize];
             }
             told.await;
         }
@@ -332,6 +338,8 @@ impl Line {
     /// What everybody who waits is told, now and from now on.
     pub(super) fn stand(&self, hub: &Arc<Hub>, standing: Standing) {
         let mut waiting = self.lock();
+        // Asked under the lock, which whoever says it takes after having said it: so it is the last word.
+        let standing = if hub.is_leaving() { Standing::Leaving } else { standing };
         if waiting.standing == standing {
             return;
         }

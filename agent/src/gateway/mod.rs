@@ -33,6 +33,7 @@ mod tenant;
 mod tests;
 
 pub use held::Held;
+pub(crate) use hub::BACK;
 pub use hub::{Admit, Ask, Eta, Hub, Link, Model};
 pub use lease::{Aborted, Address, Lease, Upstream};
 pub use refusal::Refusal;

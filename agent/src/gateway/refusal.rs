@@ -105,6 +105,12 @@ pub enum Refusal {
         /// When to ask again; nobody knows when it ends.
         retry_after: Duration,
     },
+    /// The agent goes and leaves its engines to the next one, which will be there at once.
+    #[error("the gateway is being restarted; send the request again")]
+    Restarting {
+        /// When to ask again.
+        retry_after: Duration,
+    },
     /// The agent is ending.
     #[error("the gateway is shutting down")]
     ShuttingDown {
@@ -129,6 +135,7 @@ impl Refusal {
             | Refusal::SwitchFailed { .. }
             | Refusal::NoWay { .. }
             | Refusal::Paused { .. }
+            | Refusal::Restarting { .. }
             | Refusal::ShuttingDown { .. } => StatusCode::SERVICE_UNAVAILABLE,
         }
     }
@@ -148,6 +155,7 @@ impl Refusal {
             Refusal::SwitchFailed { .. } => "switch_failed",
             Refusal::NoWay { .. } => "no_way",
             Refusal::Paused { .. } => "paused",
+            Refusal::Restarting { .. } => "restarting",
             Refusal::ShuttingDown { .. } => "shutting_down",
         }
     }
@@ -167,6 +175,7 @@ impl Refusal {
             | Refusal::SwitchFailed { .. }
             | Refusal::NoWay { .. }
             | Refusal::Paused { .. }
+            | Refusal::Restarting { .. }
             | Refusal::ShuttingDown { .. } => "server_error",
         }
     }
@@ -184,6 +193,7 @@ impl Refusal {
             | Refusal::SwitchFailed { retry_after, .. }
             | Refusal::NoWay { retry_after, .. }
             | Refusal::Paused { retry_after }
+            | Refusal::Restarting { retry_after }
             | Refusal::ShuttingDown { retry_after } => Some(*retry_after),
         }
     }

@@ -80,6 +80,12 @@ impl Door {
         Door { port: node.gateway_port(), http: http.expect("a client") }
     }
 
+    /// The same with a new connection for each request.
+    pub(crate) fn of_strangers(node: &Node) -> Self {
+        let http = Client::builder().no_proxy().pool_max_idle_per_host(0).build();
+        Door { port: node.gateway_port(), http: http.expect("a client") }
+    }
+
     pub(crate) fn url(&self, path: &str) -> String {
         format!("http://127.0.0.1:{}{path}", self.port)
     }

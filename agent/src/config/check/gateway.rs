@@ -73,6 +73,12 @@ impl Checking<'_> {
                 ms(1),
             ),
             keep_alive: self.duration(&written.keep_alive, "gateway.keep_alive", default.keep_alive, s(1)),
+            upgrade_drain: self.duration(
+                &written.upgrade_drain,
+                "gateway.upgrade_drain",
+                default.upgrade_drain,
+                ms(0),
+            ),
             threads: self.threads(&written.threads),
             tenant_header,
             require_key: written.require_key.or(keys),

@@ -99,8 +99,18 @@ impl Checking<'_> {
         given.value.clone()
     }
 
-    /// An engine's grace beyond the agent's own is never used up.
+    /// An engine's grace beyond the agent's own is never used up, and neither is that of the requests.
     pub(super) fn graces(&mut self, raw: &RawConfig, config: &Config) {
+        let drain = raw.gateway.get().and_then(|gateway| gateway.upgrade_drain.located());
+        if let Some(given) = drain.filter(|_| config.gateway.upgrade_drain > config.node.shutdown_grace) {
+            let all = units::format_duration(config.node.shutdown_grace);
+            let message = format!(
+                "this is longer than `shutdown_grace` of [node], {all}, by which everything has ended"
+            );
+            self.problems
+                .warning("grace", &given.span, "gateway.upgrade_drain", message)
+                .help("raise `shutdown_grace`, and TimeoutStopSec of the unit above it");
+        }
         for (i, (raw, engine)) in raw.engine.get().into_iter().flatten().zip(&config.engines).enumerate() {
             let Some(given) = raw.value.stop_grace.located() else { continue };
             if engine.stop_grace > config.node.shutdown_grace {

@@ -3,6 +3,28 @@
 use std::process::Command;
 
 use super::*;
+use crate::inherited::Name;
+
+const UNITS: [&str; 6] = [
+    "hotbunk-agent.service",
+    "hotbunk-agent.socket",
+    "hotbunk-agent-control.socket",
+    "hotbunk-agent-metrics.socket",
+    "hotbunk-cycle@.service",
+    "hotbunk-cycle@.timer",
+];
+
+fn unit(name: &str) -> String {
+    std::fs::read_to_string(root().join("systemd").join(name)).unwrap()
+}
+
+/// The value of a unit's key, which it has once.
+fn value<'u>(unit: &'u str, key: &str) -> &'u str {
+    let mut values = unit.lines().filter_map(|line| line.strip_prefix(key)?.strip_prefix('='));
+    let value = values.next().unwrap_or_else(|| panic!("no {key}"));
+    assert_eq!(values.next(), None, "{key}");
+    value
+}
 
 #[test]
 fn the_units_pass_systemd_analyze() {
@@ -13,8 +35,8 @@ fn the_units_pass_systemd_analyze() {
     }
     let dir = tempfile::tempdir().unwrap();
     let mut paths = Vec::new();
-    for name in ["hotbunk-agent.service", "hotbunk-cycle@.service", "hotbunk-cycle@.timer"] {
-        let unit = std::fs::read_to_string(root().join("systemd").join(name)).unwrap();
+    for name in UNITS {
+        let unit = unit(name);
         // The programs are not installed here; everything else is verified as it stands.
         let unit =
             unit.replace("/usr/bin/hotbunk-agent", "/bin/true").replace("/usr/bin/hotbunk-ctl", "/bin/true");
@@ -41,8 +63,33 @@ fn skip(why: &str) {
 
 #[test]
 fn the_time_out_exceeds_the_agent_s_own_grace() {
-    let unit = std::fs::read_to_string(root().join("systemd/hotbunk-agent.service")).unwrap();
-    let stop = unit.lines().find_map(|line| line.strip_prefix("TimeoutStopSec=")).unwrap();
+    let unit = unit("hotbunk-agent.service");
+    let stop = units::parse_duration(value(&unit, "TimeoutStopSec")).unwrap();
     let (config, _) = check(SOUND).unwrap();
-    assert!(units::parse_duration(stop).unwrap() > config.node.shutdown_grace);
+    assert!(stop > config.node.shutdown_grace && config.node.shutdown_grace > config.gateway.upgrade_drain);
+}
+
+#[test]
+fn the_sockets_are_those_of_the_configuration_by_the_names_that_the_agent_knows() {
+    let (config, _) = check(SOUND).unwrap();
+    let service = unit("hotbunk-agent.service");
+    let handed: Vec<&str> = value(&service, "Sockets").split(' ').collect();
+    let address = |address: Option<std::net::SocketAddr>| address.unwrap().to_string();
+    for (name, file, listens) in [
+        (Name::Gateway, "hotbunk-agent.socket", address(config.gateway.listen)),
+        (Name::Metrics, "hotbunk-agent-metrics.socket", address(config.node.metrics_listen)),
+        // As the service unit's RuntimeDirectory= makes it.
+        (Name::Control, "hotbunk-agent-control.socket", "/run/hotbunk/control.sock".to_owned()),
+    ] {
+        let socket = unit(file);
+        assert!(handed.contains(&file));
+        assert_eq!(value(&socket, "FileDescriptorName"), name.word());
+        assert_eq!(value(&socket, "Service"), "hotbunk-agent.service");
+        assert_eq!(value(&socket, "ListenStream"), listens);
+    }
+    assert_eq!(
+        value(&service, "RuntimeDirectoryPreserve"),
+        "yes",
+        "sockets of living engines' shims lie there"
+    );
 }

@@ -171,6 +171,11 @@ pub(super) fn ended(why: Aborted) -> Failure {
         Aborted::Drain => {
             Failure::ours("aborted", "the request was ended to make room for another model; send it again", 1)
         }
+        Aborted::Leaving => Failure::ours(
+            "restarting",
+            "the gateway is being restarted, and the request took longer than that can wait; send it again",
+            2,
+        ),
         Aborted::Died => {
             Failure::ours("engine_died", "the model's engine died during the request; send it again", 5)
         }

@@ -49,6 +49,8 @@ pub enum Error {
 pub struct Sockets {
     pub(super) all: Vec<TcpListener>,
     pub(super) address: SocketAddr,
+    /// Somebody else holds them as well, so that connections to them outlive this process.
+    pub(super) are_shared: bool,
 }
 
 impl Sockets {
@@ -62,7 +64,7 @@ impl Sockets {
                 let error = |source| Error::Bind { address, source };
                 let free = socket(address, false).and_then(|probe| probe.local_addr()).map_err(error)?;
                 let all: io::Result<_> = (0..threads.max(1)).map(|_| socket(free, true)).collect();
-                Ok(Sockets { all: all.map_err(error)?, address: free })
+                Ok(Sockets { all: all.map_err(error)?, address: free, are_shared: false })
             }
             Listen::Sockets(given) => {
                 let address = given.first().ok_or(Error::None)?.local_addr().map_err(Error::Inherited)?;
@@ -72,7 +74,7 @@ impl Sockets {
                     Ok(socket)
                 };
                 let all: io::Result<_> = (0..threads.max(given.len())).map(share).collect();
-                Ok(Sockets { all: all.map_err(Error::Inherited)?, address })
+                Ok(Sockets { all: all.map_err(Error::Inherited)?, address, are_shared: true })
             }
         }
     }

@@ -52,7 +52,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tokio::sync::{oneshot, watch};
-use worker::Worker;
+use worker::{Stage, Worker};
 
 /// More threads than this gain nothing: the engines need the cores.
 const MOST_THREADS: usize = 4;
@@ -61,7 +61,8 @@ const MOST_THREADS: usize = 4;
 #[derive(Debug)]
 pub struct Gateway {
     address: SocketAddr,
-    stop: watch::Sender<bool>,
+    stages: watch::Sender<Stage>,
+    clear: Vec<oneshot::Receiver<()>>,
     ended: Vec<oneshot::Receiver<()>>,
 }
 
@@ -72,22 +73,26 @@ impl Gateway {
     /// No thread can be started.
     pub fn start(sockets: Sockets, settings: config::Gateway, hub: Arc<Hub>) -> Result<Self, Error> {
         more_files();
-        let Sockets { all, address } = sockets;
+        let Sockets { all, address, are_shared } = sockets;
         let settings = Arc::new(settings);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-        let (stop, stopping) = watch::channel(false);
-        let mut ended = Vec::new();
+        let (stages, stage) = watch::channel(Stage::Open);
+        let (mut clear, mut ended) = (Vec::new(), Vec::new());
         for (at, listener) in all.into_iter().enumerate() {
+            let (is_clear, told) = oneshot::channel();
+            clear.push(told);
             let worker = Worker {
                 hub: Arc::clone(&hub),
                 settings: Arc::clone(&settings),
                 created,
                 listener,
-                stop: stopping.clone(),
+                is_shared: are_shared,
+                stages: stage.clone(),
+                clear: is_clear,
             };
             ended.push(spawn(at, worker).map_err(Error::Thread)?);
         }
-        Ok(Gateway { address, stop, ended })
+        Ok(Gateway { address, stages, clear, ended })
     }
 
     /// Where it listens.
@@ -95,9 +100,23 @@ impl Gateway {
         self.address
     }
 
+    /// Begins to go, and waits until every connection that there was is over: whoever is being answered gets all of
+    /// the answer, whoever asks within half a second is answered as well, and each is told that its connection closes.
+    ///
+    /// Whoever connects from now on waits for the next agent, if the socket was handed over to this one; else it is told
+    /// when to come again.
+    pub async fn leave(&mut self) {
+        self.stages.send_replace(Stage::Leaving);
+        while let Some(told) = self.clear.last_mut() {
+            // A thread that has ended has no connections either.
+            let _ = told.await;
+            self.clear.pop();
+        }
+    }
+
     /// Accepts no more, gives what is being answered a moment, and ends.
     pub async fn stop(self) {
-        self.stop.send_replace(true);
+        self.stages.send_replace(Stage::Ending);
         for thread in self.ended {
             // A thread that has ended otherwise has ended as well.
             let _ = thread.await;

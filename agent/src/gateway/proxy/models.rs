@@ -1,7 +1,7 @@
 //! `/v1/models`, answered by the gateway: every model and alias that is configured, awake or not.
 
 use super::answer::Failure;
-use crate::gateway::{Hub, Model};
+use crate::gateway::{BACK, Hub, Model, Refusal};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
@@ -34,6 +34,9 @@ pub(super) fn unknown(hub: &Hub, id: &str) -> Failure {
 /// # Errors
 /// It would not.
 pub(super) fn ready(hub: &Hub) -> Result<Value, Failure> {
+    if hub.is_leaving() {
+        return Err(Refusal::Restarting { retry_after: BACK }.into());
+    }
     if hub.node().is_some_and(|node| node.closing) {
         return Err(Failure::ours("shutting_down", "the gateway is shutting down", 1));
     }

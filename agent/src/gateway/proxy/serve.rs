@@ -18,7 +18,7 @@ use super::sse::Watch;
 use super::stream::Stream;
 use super::upstream::Head;
 use super::{body, form, models, peek};
-use crate::gateway::{Aborted, Admit, Ask, Held, Lease, Refusal};
+use crate::gateway::{Aborted, Admit, Ask, BACK, Held, Lease, Refusal};
 use bytes::Bytes;
 use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
@@ -54,6 +54,18 @@ pub(super) async fn serve(core: Rc<Core>, request: Request<Incoming>) -> Respons
         Ok(response) => response,
         Err((failure, id)) => failure.answer(target.face, &id).map(Reply::from),
     }
+}
+
+/// Answers a request that has come too late: the gateway goes.
+pub(super) async fn turn_away(core: &Core, request: Request<Incoming>) -> Response<Reply> {
+    let (mut parts, incoming) = request.into_parts();
+    let face = match route(&parts.method, parts.uri.path()) {
+        Route::Forward(target) => target.face,
+        _ => Face::OpenAi,
+    };
+    let id = head::to_engine(&mut parts.headers, &core.ids);
+    body::discard(incoming, UNHEARD).await;
+    Failure::from(Refusal::Restarting { retry_after: BACK }).answer(face, &id).map(Reply::from)
 }
 
 /// What the gateway answers by itself.
@@ -106,6 +118,11 @@ async fn forward(core: Rc<Core>, target: Target, mut parts: Parts, incoming: Inc
     let failed = |failure: Failure| (failure, id.clone());
     let readable = match tenant {
         Err(refusal) => Err(refusal.into()),
+        Ok(_) if let Some(name) = head::twice(&parts.headers) => {
+            let message =
+                format!("the header `{name}` comes more than once, and not everybody reads the same one");
+            Err(Failure::bad(StatusCode::BAD_REQUEST, "ambiguous_header", message))
+        }
         Ok(_) if parts.headers.get(CONTENT_ENCODING).is_some_and(|v| v != "identity") => {
             let message = "compressed bodies are not supported: engines do not read them; send it as it is";
             Err(Failure::bad(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding", message))

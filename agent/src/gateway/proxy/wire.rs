@@ -28,6 +28,11 @@ use tokio::time::Instant;
 /// How long a connection may be kept without a request on it.
 const IDLE: Duration = Duration::from_secs(75);
 
+/// How long a kept connection is still heard when the gateway goes, or when its answer has ended since. Whoever sends one
+/// request after the other is told in the head of an answer that its connection closes. Closing it behind an answer that
+/// did not say so would meet the next request half way; an idle one is closed, since HTTP/1.1 has no other way to say so.
+const LINGER: Duration = Duration::from_millis(500);
+
 /// Whose turn it is on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
@@ -46,6 +51,8 @@ pub(super) struct State {
     since: Cell<Instant>,
     /// Nothing has been asked yet.
     is_new: Cell<bool>,
+    /// Since when the gateway goes: the next answer is the last one.
+    leaving: Cell<Option<Instant>>,
 }
 
 /// What a connection's watch does next.
@@ -62,7 +69,12 @@ pub(super) enum Verdict {
 impl State {
     /// Of a connection that was accepted now.
     pub(super) fn new(now: Instant) -> Rc<Self> {
-        Rc::new(State { turn: Cell::new(Turn::Idle), since: Cell::new(now), is_new: Cell::new(true) })
+        Rc::new(State {
+            turn: Cell::new(Turn::Idle),
+            since: Cell::new(now),
+            is_new: Cell::new(true),
+            leaving: Cell::new(None),
+        })
     }
 
     /// A head is whole.
@@ -77,6 +89,17 @@ impl State {
         self.since.set(now);
     }
 
+    /// The gateway goes; when to look next.
+    pub(super) fn leave(&self, now: Instant) -> Instant {
+        self.leaving.set(Some(now));
+        now + LINGER
+    }
+
+    /// Whether the next answer is the last one of this connection.
+    pub(super) fn is_last(&self) -> bool {
+        self.leaving.get().is_some()
+    }
+
     fn has_read(&self, now: impl FnOnce() -> Instant) {
         if self.turn.get() == Turn::Idle {
             self.turn.set(Turn::Head);
@@ -89,13 +112,16 @@ impl State {
 
     /// What to do, given how long a head may take.
     pub(super) fn verdict(&self, head: Duration, now: Instant) -> Verdict {
-        let (allowed, after) = match self.turn.get() {
-            Turn::Busy => return Verdict::Wait(now + head),
-            Turn::Head => (head, Verdict::TooSlow),
-            Turn::Idle if self.is_new.get() => (head, Verdict::Close),
-            Turn::Idle => (IDLE, Verdict::Close),
+        let since = self.since.get();
+        let (end, after) = match (self.turn.get(), self.leaving.get()) {
+            (Turn::Busy, None) => return Verdict::Wait(now + head),
+            (Turn::Busy, Some(_)) => return Verdict::Wait(now + LINGER),
+            (Turn::Head, _) => (since + head, Verdict::TooSlow),
+            // The head of a long answer may have gone before, without a word of the end: its client asks again.
+            (Turn::Idle, Some(left)) => (left.max(since) + LINGER, Verdict::Close),
+            (Turn::Idle, None) if self.is_new.get() => (since + head, Verdict::Close),
+            (Turn::Idle, None) => (since + IDLE, Verdict::Close),
         };
-        let end = self.since.get() + allowed;
         if now < end {
             // A head may begin meanwhile.
             Verdict::Wait(end.min(now + head))
@@ -282,5 +308,25 @@ mod tests {
         state.end(now);
         now += IDLE;
         assert_eq!(state.verdict(head, now), Verdict::Close);
+    }
+
+    #[test]
+    fn a_gateway_that_goes_hears_out_who_has_begun_and_not_who_is_silent() {
+        let head = Duration::from_secs(10);
+        let now = Instant::now();
+        let silent = State::new(now);
+        assert!(!silent.is_last());
+        let look = silent.leave(now);
+        assert!(silent.is_last());
+        assert_eq!(silent.verdict(head, now), Verdict::Wait(look));
+        assert_eq!(silent.verdict(head, look), Verdict::Close);
+        silent.has_read(|| look);
+        assert_eq!(silent.verdict(head, look), Verdict::Wait(now + head), "its head may come");
+        silent.begin();
+        let later = now + head * 9;
+        assert_eq!(silent.verdict(head, later), Verdict::Wait(later + LINGER));
+        silent.end(later);
+        assert_eq!(silent.verdict(head, later), Verdict::Wait(later + LINGER), "it may ask again");
+        assert_eq!(silent.verdict(head, later + LINGER), Verdict::Close);
     }
 }

@@ -3,13 +3,14 @@
 use super::head::Ids;
 use super::job::Core;
 use super::relay::Reply;
-use super::serve::serve;
+use super::serve::{serve, turn_away};
 use super::upstream::Pool;
 use super::wire::{State, Verdict, Wire, too_slow};
 use crate::config;
 use crate::gateway::Hub;
 use hyper::Response;
 use hyper::body::Incoming;
+use hyper::header::{CONNECTION, HeaderValue};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::TokioIo;
@@ -26,7 +27,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 
@@ -39,6 +40,23 @@ const GRACE: Duration = Duration::from_secs(2);
 /// How long a client may take to read that it was too slow.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// How far the gateway has come. It never goes back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Stage {
+    /// It serves.
+    Open,
+    /// It goes: what has begun is finished, and connections end with the answer that they are at.
+    Leaving,
+    /// It ends.
+    Ending,
+}
+
+/// Until the gateway has come further than this; how far.
+async fn beyond(mut stages: watch::Receiver<Stage>, this: Stage) -> Stage {
+    // The sender lives as long as the gateway.
+    stages.wait_for(|stage| *stage > this).await.map_or(Stage::Ending, |stage| *stage)
+}
+
 /// What a thread is given.
 #[derive(Debug)]
 pub(super) struct Worker {
@@ -46,7 +64,11 @@ pub(super) struct Worker {
     pub settings: Arc<config::Gateway>,
     pub created: u64,
     pub listener: TcpListener,
-    pub stop: watch::Receiver<bool>,
+    /// Whether connections that nobody accepts here outlive this process.
+    pub is_shared: bool,
+    pub stages: watch::Receiver<Stage>,
+    /// Told when the gateway goes and every connection that there was is over.
+    pub clear: oneshot::Sender<()>,
 }
 
 /// A runtime for one thread.
@@ -93,7 +115,7 @@ impl Worker {
     /// # Errors
     /// The listener cannot be used.
     pub(super) async fn run(self) -> io::Result<()> {
-        let Worker { hub, settings, created, listener, mut stop } = self;
+        let Worker { hub, settings, created, listener, is_shared, mut stages, clear } = self;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let pool = Rc::new(Pool::default());
         let core = Rc::new(Core { hub, settings, pool: Rc::clone(&pool), ids: Ids::new(), created });
@@ -105,20 +127,42 @@ impl Worker {
             }
         });
         let open = Rc::new(Open::default());
-        let stopping = stop.clone();
+        let mut stage = Stage::Open;
+        let mut clear = Some(clear);
         loop {
+            // Who is not accepted here waits for the next agent, where somebody keeps the socket. Where nobody does,
+            // connections would be refused from the moment on in which it closes: so that is the last thing, and until
+            // then whoever comes is at least told when to come again.
+            let accepts = stage == Stage::Open || !is_shared;
             let accepted = tokio::select! {
                 biased;
-                accepted = listener.accept() => accepted,
-                _ = stop.wait_for(|stop| *stop) => break,
+                next = beyond(stages.clone(), stage) => {
+                    stage = next;
+                    // Whoever comes later knows it already.
+                    stages.borrow_and_update();
+                    if stage == Stage::Ending {
+                        break;
+                    }
+                    continue;
+                }
+                () = open.none(), if stage == Stage::Leaving && clear.is_some() => {
+                    // Whoever has asked may have given up.
+                    let _ = clear.take().map(|clear| clear.send(()));
+                    continue;
+                }
+                accepted = listener.accept(), if accepts => accepted,
             };
             match accepted {
-                Ok((stream, _)) => {
-                    let (core, one, stop) = (Rc::clone(&core), open.one(), stopping.clone());
+                Ok((stream, _)) if stage == Stage::Open => {
+                    let (core, one, stages) = (Rc::clone(&core), open.one(), stages.clone());
                     spawn_local(async move {
-                        connection(core, stream, stop).await;
+                        connection(core, stream, stages, stage).await;
                         drop(one);
                     });
+                }
+                Ok((stream, _)) => {
+                    // Not counted: it is not waited for.
+                    spawn_local(connection(Rc::clone(&core), stream, stages.clone(), stage));
                 }
                 Err(error) if is_the_clients(&error) => {}
                 Err(error) => {
@@ -149,25 +193,34 @@ enum Said {
     Ended(hyper::Result<()>),
     /// The watchdog's time has come.
     Time,
-    /// The gateway stops.
-    Stop,
+    /// The gateway has come so far.
+    Stage(Stage),
 }
 
-/// One client's connection, to its end.
-async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver<bool>) {
+/// One client's connection, to its end. One that is accepted when the gateway has begun to go is turned away with its
+/// first request.
+async fn connection(core: Rc<Core>, stream: TcpStream, stages: watch::Receiver<Stage>, accepted_at: Stage) {
     if stream.set_nodelay(true).is_err() {
         // It is gone already.
         return;
     }
     let settings = Arc::clone(&core.settings);
     let state = State::new(Instant::now());
+    let is_late = accepted_at == Stage::Leaving;
+    if is_late {
+        state.leave(Instant::now());
+    }
     let wire = Wire::new(stream, Rc::clone(&state));
     let shared = Rc::clone(&state);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (core, state) = (Rc::clone(&core), Rc::clone(&shared));
         state.begin();
         async move {
-            let mut response: Response<Reply> = serve(core, request).await;
+            let mut response: Response<Reply> =
+                if is_late { turn_away(&core, request).await } else { serve(core, request).await };
+            if state.is_last() {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             response.body_mut().tell(state);
             Ok::<_, Infallible>(response)
         }
@@ -178,10 +231,9 @@ async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver
     http.header_read_timeout(None).max_header_size(largest).max_buf_size(largest.max(SMALLEST_BUFFER));
     let mut connection = http.serve_connection(TokioIo::new(wire), service);
     let mut watchdog = Box::pin(sleep_until(Instant::now() + settings.header_timeout));
-    let news = stop.clone();
-    let stopping = stop.wait_for(|stop| *stop);
-    tokio::pin!(stopping);
-    let (mut told, mut watched) = (false, false);
+    let mut news = stages.clone();
+    let mut turn = Box::pin(beyond(stages.clone(), accepted_at));
+    let mut watched = false;
     loop {
         let said = poll_fn(|cx| {
             if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
@@ -189,7 +241,7 @@ async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver
             }
             // While a request is answered the watchdog has nothing to say, and asking it at each step of an answer
             // would cost as much as the step. It has woken this task if it fires, so it is heard at the end.
-            let is_news = !told && news.has_changed().unwrap_or(true);
+            let is_news = news.has_changed().unwrap_or(true);
             if watched && state.is_busy() && !is_news {
                 return Poll::Pending;
             }
@@ -197,10 +249,7 @@ async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver
             if watchdog.as_mut().poll(cx).is_ready() {
                 return Poll::Ready(Said::Time);
             }
-            if !told && stopping.as_mut().poll(cx).is_ready() {
-                return Poll::Ready(Said::Stop);
-            }
-            Poll::Pending
+            turn.as_mut().poll(cx).map(Said::Stage)
         });
         match said.await {
             Said::Ended(ended) => {
@@ -217,12 +266,18 @@ async fn connection(core: Rc<Core>, stream: TcpStream, mut stop: watch::Receiver
                 Verdict::Close => return,
                 Verdict::TooSlow => break,
             },
-            Said::Stop => {
-                told = true;
-                if state.is_idle() {
+            Said::Stage(stage) => {
+                news.borrow_and_update();
+                turn.set(beyond(stages.clone(), stage));
+                if stage == Stage::Ending && state.is_idle() {
                     return;
                 }
-                Pin::new(&mut connection).graceful_shutdown();
+                watchdog.as_mut().reset(state.leave(Instant::now()));
+                watched = false;
+                // Of a head that has come in part hyper knows nothing: it would close.
+                if stage == Stage::Ending && state.is_busy() {
+                    Pin::new(&mut connection).graceful_shutdown();
+                }
             }
         }
     }

@@ -3,6 +3,7 @@
 mod bad_input;
 mod failing;
 mod handing_off;
+mod leaving;
 mod passing;
 
 use super::{Gateway, Listen, Sockets, threads};
@@ -56,6 +57,11 @@ struct Desk {
 impl Desk {
     /// One thread, and what the test changes.
     async fn new(more: &str, change: impl FnOnce(&mut config::Gateway)) -> Self {
+        Desk::on(Listen::Address(SocketAddr::from(([127, 0, 0, 1], 0))), more, change).await
+    }
+
+    /// The same where the test says where it listens.
+    async fn on(on: Listen, more: &str, change: impl FnOnce(&mut config::Gateway)) -> Self {
         let (a, b) = (Engine::start().await, Engine::start().await);
         let engine = |name: &str, port: u16, key: &str| {
             format!(
@@ -85,7 +91,6 @@ impl Desk {
         let hub = Hub::new(&config, Metrics::new());
         let (publish, newest) = watch::channel(Arc::new(node.clone()));
         hub.attach(Link { tell: Box::new(|_| {}), node: newest });
-        let on = Listen::Address(SocketAddr::from(([127, 0, 0, 1], 0)));
         let sockets = Sockets::bind(on, threads(&config.gateway)).unwrap();
         let gateway = Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub)).unwrap();
         let http = reqwest::Client::builder().no_proxy().build().unwrap();

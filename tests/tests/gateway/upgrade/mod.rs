@@ -1,0 +1,12 @@
+//! The gateway while agents come and go: nobody is refused a connection, nobody is cut off who can be answered, and
+//! nobody waits for what does not come.
+//!
+//! | file | what |
+//! |---|---|
+//! | `through` | clients that never stop, through agents that are restarted and killed |
+//! | `leaving` | what an agent that goes does with those who wait, who run, and who take too long |
+//! | `given` | sockets that are handed over: used, held against the configuration, kept from engines |
+
+mod given;
+mod leaving;
+mod through;
