@@ -305,7 +305,12 @@ impl Cx<'_> {
                     .for_each(|s| op.program.push_front(s));
             }
             Recovery::RehearsalFailed(engine) => {
-                self.node.engine_mut(engine).restart_only = true;
+                let e = self.node.engine_mut(engine);
+                e.restart_only = true;
+                // What was measured in an earlier life and does not hold of this one is measured anew in the next.
+                if let (Step::AwaitRelease { tier, .. }, Cause::ReleaseIncomplete) = (&step, cause) {
+                    e.footprints[*tier as usize] = None;
+                }
                 let Some(op) = self.op(id) else { return };
                 op.skip_leg(engine);
                 op.program.push_front(Step::Launch { engine, rehearse: false });
