@@ -93,7 +93,8 @@ impl Hands {
 
     /// The server on its port.
     async fn server(&self, slot: &EngineSlot) -> Result<Server, String> {
-        let others = self.engines.iter().filter(|other| other.config.name != slot.config.name);
+        let slots = self.engines.all();
+        let others = slots.iter().filter(|other| other.config.name != slot.config.name);
         let pids = others.flat_map(|other| {
             let pids = other.process().map(|process| process.pids()).unwrap_or_default();
             pids.into_iter().map(|pid| (pid, other.config.name.clone()))
@@ -231,7 +232,7 @@ impl Hands {
         let fingerprint =
             (!differ.is_empty()).then(|| settings::fingerprint_of_running(&command, &slot.fingerprint));
         process.keep().await?;
-        slot.kept(detected, max_model_len, fingerprint.clone());
+        slot.kept(detected, max_model_len);
         self.say_kept(&slot, &process, fingerprint.clone(), &differ, purpose).await;
         let mut remarks = Vec::new();
         if !differ.is_empty() {

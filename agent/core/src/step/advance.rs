@@ -317,7 +317,12 @@ impl Cx<'_> {
                     .for_each(|s| op.program.push_front(s));
             }
             Recovery::RehearsalFailed(engine) => {
-                self.node.engine_mut(engine).restart_only = true;
+                let e = self.node.engine_mut(engine);
+                e.restart_only = true;
+                // What was measured in an earlier life and does not hold of this one is measured anew in the next.
+                if let (Step::AwaitRelease { tier, .. }, Cause::ReleaseIncomplete) = (&step, cause) {
+                    e.footprints[*tier as usize] = None;
+                }
                 let Some(op) = self.op(id) else { return };
                 op.skip_leg(engine);
                 op.program.push_front(Step::Launch { engine, rehearse: false });
@@ -336,6 +341,11 @@ impl Cx<'_> {
                 let Some(op) = self.op(id) else { return };
                 op.failure.get_or_insert(failure);
                 op.skip_leg(engine);
+                // Its memory is not free, so the pause is none: whoever has made way for it serves again.
+                if matches!(op.request, Request::Pause { .. }) && op.stage == Stage::Forward {
+                    op.stage = Stage::Restoring;
+                    op.program = [Step::Restore].into();
+                }
                 // Processes are left; whether bytes are, the device tells.
                 if matches!(step, Step::Stop { .. }) {
                     op.program.push_front(Step::AwaitRelease { engine, tier: Tier::Stopped });
@@ -486,8 +496,12 @@ impl Cx<'_> {
         let changes_nothing = matches!(op.request, Request::Adopt(_));
         if op.failure.is_some() && !changes_nothing {
             // What could not be restored is still wanted: it is awake again when its back-off has ended.
+            let reached = op.incoming.is_some_and(|to| self.node.engine(to).is_serving());
             for engine in &op.serving_before {
-                self.node.engine_mut(*engine).wanted_awake = true;
+                // Unless the operation has come to its end all the same, and somebody else has its place.
+                let replaced =
+                    reached && op.incoming != Some(*engine) && self.crowded(*engine, &[]).is_some();
+                self.node.engine_mut(*engine).wanted_awake = !replaced;
             }
             // What did not come in has no claim against those that were there, nor against one due to come back.
             if let Some(incoming) = op.incoming.filter(|e| !op.serving_before.contains(e)) {

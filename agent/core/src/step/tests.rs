@@ -286,7 +286,9 @@ impl Session {
     }
 }
 
+mod comeback;
 mod demand;
+mod surplus;
 mod turns;
 
 fn refused() -> StepResult {
