@@ -325,8 +325,15 @@ async fn one_more_than_may_be_awake_is_taken_over_and_said() {
         "{operation:#?}"
     );
     assert_eq!(pid(&agent, "B").await, Some(server.pid()));
-    node.engine("A").serves().await;
     node.engine("B").serves().await;
+    // The one that nobody uses steps back.
+    until("one of the two to step back", async || {
+        let (a, b) = (agent.engine("A").await, agent.engine("B").await);
+        [a.tier, b.tier].iter().filter(|tier| **tier == Some(Tier::Awake)).count() == 1
+    })
+    .await;
+    agent.until_idle().await;
+    assert_eq!(pid(&agent, "B").await, Some(server.pid()), "it sleeps, or serves, and was not ended");
     agent.stop().await;
 }
 
@@ -364,5 +371,57 @@ async fn a_server_that_does_not_answer_is_not_taken_over() {
     hotbunk_tests::signal(server.pid(), Signal::CONT);
     agent.done(adopt("A")).await;
     assert!(server.runs());
+    agent.stop().await;
+}
+
+/// An agent that ends in the middle lets go: in order, or killed and followed by one that knows the engine no more.
+#[tokio::test]
+async fn an_agent_that_ends_in_the_middle_lets_go() {
+    let node = setup().build();
+    let mut server = node.by_hand("A", &[]).await;
+    // No token comes: it stays in the middle.
+    node.engine("A").fault("completions_hang", None, None).await;
+    let held = async |agent: &Agent| {
+        drop(agent.submit(adopt("A")).await);
+        until("it to be held", async || node.shims().len() == 1).await;
+    };
+    let mut agent = node.start().await;
+    held(&agent).await;
+    agent.signal(Signal::TERM);
+    assert!(agent.ended().await.success());
+    until("nobody to hold it", async || node.shims().is_empty()).await;
+    assert!(server.runs());
+
+    let agent = node.start().await;
+    held(&agent).await;
+    agent.kill().await;
+    let config = std::fs::read_to_string(node.config()).unwrap();
+    std::fs::write(node.config(), config.replace("name = \"A\"\n", "name = \"other\"\n")).unwrap();
+    let agent = node.start().await;
+    until("nobody to hold it", async || node.shims().is_empty()).await;
+    assert!(server.runs());
+    assert_eq!(node.tree("A").len(), 3);
+    node.engine("A").clear_faults().await;
+    node.engine("A").serves().await;
+    assert_eq!(agent.incident_codes(0).await.iter().filter(|c| !c.starts_with("foreign")).count(), 0);
+    drop(agent);
+}
+
+/// As an operator sees it.
+#[tokio::test]
+async fn ctl_says_what_was_done_and_what_was_refused() {
+    use hotbunk_api::error::ExitCode;
+    use hotbunk_tests::ctl;
+    let node = setup().build();
+    let agent = node.start().await;
+    let refused = ctl(&node.socket(), &["adopt", "A"]).await.exits(ExitCode::Refused);
+    assert!(refused.stderr.contains("nobody listens on port"), "{}", refused.stderr);
+    let _server = node.by_hand("A", &[]).await;
+    let done = ctl(&node.socket(), &["adopt", "A"]).await.exits(ExitCode::Ok);
+    assert_eq!(done.stdout, "A: taken over as it ran\n");
+    let logs = ctl(&node.socket(), &["logs", "A"]).await.exits(ExitCode::Ok);
+    assert!(logs.stdout.contains("taken over while it ran; its output goes to"), "{}", logs.stdout);
+    ctl(&node.socket(), &["adopt", "A"]).await.exits(ExitCode::Refused);
+    ctl(&node.socket(), &["adopt", "nobody"]).await.exits(ExitCode::Unknown);
     agent.stop().await;
 }

@@ -7,9 +7,10 @@ use crate::program::Step;
 use crate::spec::Strategy;
 use proptest::prelude::{any, prop, prop_assert, proptest};
 
-/// A awake, B's server started by hand: what it holds is foreign.
+/// A awake, B's server started by hand: what it holds is foreign. Both may be awake.
 fn by_hand() -> Session {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Stopped]);
+    s.node.devices[0].spec.max_awake = 2;
     (s.node.devices[0].foreign, s.node.devices[0].foreign_seen) = (8 * GIB, 8 * GIB);
     s
 }
@@ -50,7 +51,7 @@ fn a_server_that_runs_becomes_an_engine_and_nothing_of_it_is_moved() {
           warm B up
           take it over as B
           B: stopped → awake
-          B is taken over; A is awake on gpu0 as well, and max_awake there is 1
+          B is taken over
         #1 done
         ",
     );
@@ -70,6 +71,18 @@ fn a_server_that_runs_becomes_an_engine_and_nothing_of_it_is_moved() {
     assert!(s.log.contains(&"! crashed B".to_owned()), "{:#?}", s.log);
     s.later().ok_to_the_end();
     assert!(s.node.engine(B).process && s.log.contains(&"  spawn B".to_owned()), "{:#?}", s.log);
+}
+
+/// It is there, so there is room; who steps back then is the surplus's rule.
+#[test]
+fn one_more_than_may_be_awake_is_taken_over_and_said() {
+    let mut s = by_hand();
+    s.node.devices[0].spec.max_awake = 1;
+    s.command(Request::Adopt(B)).ok_to_the_end();
+    let said = "  B is taken over; A is awake on gpu0 as well, and max_awake there is 1".to_owned();
+    assert!(s.log.contains(&said), "{:#?}", s.log);
+    s.serving(B);
+    assert_eq!(s.node.engine(A).tier, Tier::Level1, "{:#?}", s.log);
 }
 
 #[test]
