@@ -29,5 +29,6 @@ pub mod report;
 pub mod reports;
 pub mod schedule;
 pub mod status;
+pub mod successor;
 pub mod switcher;
 pub mod translate;
