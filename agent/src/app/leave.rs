@@ -23,6 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
+/// How long clients that have just connected may take to say what they want, before the next agent is started.
+const BRIEF: Duration = Duration::from_millis(100);
 /// How long clients whose answers were ended may take to hear it.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -89,12 +91,21 @@ impl App {
             () = &mut hurry => {}
         }
         self.events.publish(clock::epoch(), Happening::Stopping { reason: reason.to_owned() });
-        self.hub.leave();
         let mut gateway = self.gateway.take();
+        if let Some(gateway) = &gateway {
+            gateway.keep_no_connection();
+            sleep(LINGER).await;
+        }
+        // From here on whoever comes waits for the next agent; so it is made short.
+        self.hub.leave();
         if let Some(gateway) = &mut gateway {
             gateway.share();
-            // By then everybody who asks one thing after the other has been told to connect anew.
-            drop(timeout(LINGER, gateway.leave()).await);
+            drop(timeout(BRIEF, gateway.leave()).await);
+        }
+        // Something may have begun meanwhile; most often nothing has.
+        tokio::select! {
+            rest = timeout(grace, self.at_rest(None)) => drop(rest),
+            () = &mut hurry => {}
         }
         self.hub.shut();
         let (hub, switcher, config) =

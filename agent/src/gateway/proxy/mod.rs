@@ -103,7 +103,7 @@ impl Gateway {
     }
 
     /// Begins to go, and waits until every connection that there was is over: whoever is being answered gets all of
-    /// the answer, whoever asks within half a second is answered as well, and each is told that its connection closes.
+    /// the answer, whoever asks within [`LINGER`] is answered as well, and each is told that its connection closes.
     ///
     /// Whoever connects from now on waits for the next agent, if the socket was handed over to this one; else it is told
     /// when to come again.
@@ -115,6 +115,12 @@ impl Gateway {
             let _ = told.await;
             self.clear.pop();
         }
+    }
+
+    /// From now on connections are not kept: whoever asks for one thing after the other is told to connect anew. Everybody
+    /// is served as before; after [`LINGER`] no connection is left but those on which an answer runs, and new ones.
+    pub fn keep_no_connection(&self) {
+        self.stages.send_replace(Stage::Closing);
     }
 
     /// From now on its listeners have another gateway as well, or will have: see [`Gateway::leave`].

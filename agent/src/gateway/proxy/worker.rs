@@ -45,8 +45,9 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) enum Stage {
     /// It serves.
     Open,
-    /// It goes: what has begun is finished, connections end with the answer that they are at, and whoever comes is told
-    /// when to come again.
+    /// It serves, and connections end with the answer that they are at.
+    Closing,
+    /// It goes: what has begun is finished, and whoever comes is told when to come again.
     TurningAway,
     /// It goes likewise, and whoever comes is another's: connections that are not accepted outlive this process.
     Passing,
@@ -145,7 +146,7 @@ impl Worker {
                     }
                     continue;
                 }
-                () = open.none(), if stage > Stage::Open && clear.is_some() => {
+                () = open.none(), if stage > Stage::Closing && clear.is_some() => {
                     // Whoever has asked may have given up.
                     let _ = clear.take().map(|clear| clear.send(()));
                     continue;
@@ -153,7 +154,7 @@ impl Worker {
                 accepted = listener.accept(), if accepts => accepted,
             };
             match accepted {
-                Ok((stream, _)) if stage == Stage::Open => {
+                Ok((stream, _)) if stage <= Stage::Closing => {
                     let (core, one, stages) = (Rc::clone(&core), open.one(), stages.clone());
                     spawn_local(async move {
                         connection(core, stream, stages, stage).await;
@@ -206,8 +207,8 @@ async fn connection(core: Rc<Core>, stream: TcpStream, stages: watch::Receiver<S
     }
     let settings = Arc::clone(&core.settings);
     let state = State::new(Instant::now());
-    let is_late = accepted_at > Stage::Open;
-    if is_late {
+    let is_late = accepted_at > Stage::Closing;
+    if accepted_at > Stage::Open {
         state.leave(Instant::now());
     }
     let wire = Wire::new(stream, Rc::clone(&state));
