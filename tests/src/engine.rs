@@ -67,6 +67,14 @@ impl Engine {
         sent.is_ok_and(|answer| answer.status() == 200)
     }
 
+    /// Whether a fault is armed that has not struck for the last time; not of an engine that is gone.
+    pub async fn is_armed(&self, kind: &str) -> bool {
+        let Ok(answer) = self.http.get(self.url("/sim/fault")).timeout(PATIENCE).send().await else {
+            return false;
+        };
+        answer.text().await.is_ok_and(|text| text.contains(&format!("\"{kind}\"")))
+    }
+
     /// Arms a fault.
     ///
     /// # Panics

@@ -223,6 +223,7 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         // Patience with what failed under the former agent: the next one may try at once.
         retry: _,
         ladder_from: _,
+        fall_retry: _,
         // The next agent holds its own configuration against what the process was started with.
         revised: _,
         retired: _,

@@ -31,5 +31,6 @@ pub mod spec;
 pub mod state;
 pub mod stats;
 pub mod step;
+pub mod surplus;
 pub mod tier;
 pub mod time;

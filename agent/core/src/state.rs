@@ -28,6 +28,7 @@ use crate::ladder;
 use crate::program::{Failure, Step};
 use crate::revise::{DeviceSettings, Revised};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Policy};
+use crate::surplus;
 use crate::tier::Tier;
 use crate::time::Moment;
 use serde::{Deserialize, Serialize};
@@ -159,6 +160,8 @@ pub struct Engine {
     pub retry: Retry,
     /// Its idle ladder counts from here at the earliest: a fall that failed is not tried again at once.
     pub ladder_from: Moment,
+    /// Falls that the agent began of its own accord and that failed.
+    pub fall_retry: Retry,
     /// Newer settings, which come into force at rest, or with its next process.
     pub revised: Option<Box<Revised>>,
     /// It is not configured any more: it goes at its next idle moment, and is never started again.
@@ -197,6 +200,7 @@ impl Engine {
             used_at: Moment(0),
             retry: Retry::default(),
             ladder_from: Moment(0),
+            fall_retry: Retry::default(),
             revised: None,
             retired: false,
         }
@@ -518,7 +522,8 @@ impl Node {
     }
 
     /// When the core next wants an [`crate::event::Event::Tick`] even if nothing happens: the next instant after `now`,
-    /// the moment of the last step, at which a back-off ends, a turn comes, or a rung of an idle ladder is due.
+    /// the moment of the last step, at which a back-off ends, a turn comes, a rung of an idle ladder is due, or an engine
+    /// that is one too many awake may be asked again to sleep.
     pub fn next_deadline(&self, now: Moment) -> Option<Moment> {
         if self.closing || self.is_paused() {
             return None;
@@ -530,7 +535,8 @@ impl Node {
         });
         let turns = demand::instants(self, now);
         let rungs = self.ids().flat_map(|id| ladder::instants(self, id));
-        let own = turns.into_iter().chain(rungs).filter(|_| !self.cycle);
+        let surplus = surplus::instants(self);
+        let own = turns.into_iter().chain(rungs).chain(surplus).filter(|_| !self.cycle);
         backoffs.chain(own).filter(|at| *at > now).min()
     }
 }

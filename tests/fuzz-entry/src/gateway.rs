@@ -187,11 +187,13 @@ impl Call {
         let path = self.line.split(' ').nth(1).unwrap_or_default();
         let path = path.split('?').next().unwrap_or_default();
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'/' | b'_' | b'-' | b'.');
-        if !path.starts_with('/') || !path.bytes().all(plain) || path.contains("//") || path.contains("..") {
+        let mut segments = path.split('/').skip(1);
+        let odd = |s: &str| s.is_empty() || s == "." || s == "..";
+        if !path.starts_with('/') || !path.bytes().all(plain) || segments.clone().any(odd) {
             return Err(format!("a path that is not spelled plainly: {}", self.line));
         }
-        let mut segments = path.split('/').skip(1);
-        if segments.any(|s| CONTROL.contains(&s) || s.ends_with("lora_adapter")) {
+        let first = segments.next().unwrap_or_default();
+        if CONTROL.contains(&first) || (first == "v1" && segments.any(|s| s.ends_with("lora_adapter"))) {
             return Err(format!("a route that is not for clients: {}", self.line));
         }
         for single in ["content-length", "transfer-encoding", "host", "content-type"] {

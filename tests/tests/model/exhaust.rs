@@ -22,7 +22,7 @@ impl Hash for Sys {
             (e.capabilities.is_some(), &e.footprints, e.held, e.reserved, e.pinned, e.frozen).hash(h);
             (e.restart_only, e.level2_unsafe, e.cannot_park, e.crashes.count(), e.wanted_awake).hash(h);
             e.watch.hash(h);
-            (e.demand, e.in_flight, e.retry).hash(h);
+            (e.demand, e.in_flight, e.retry, e.fall_retry).hash(h);
         }
         for d in &self.node.devices {
             (d.foreign, &d.evidence).hash(h);
@@ -157,9 +157,11 @@ impl Sys {
             e.demand.oldest = e.demand.oldest.map(|_| NOW);
             // Both count from the last wake at the earliest, which is now.
             (e.used_at, e.ladder_from) = (Moment(0), Moment(0));
-            let waits = e.retry.not_before > NOW;
-            e.retry.failures = u32::from(waits);
-            e.retry.not_before = if waits { NOW + Duration::from_secs(1) } else { Moment(0) };
+            for retry in [&mut e.retry, &mut e.fall_retry] {
+                let waits = retry.not_before > NOW;
+                retry.failures = u32::from(waits);
+                retry.not_before = if waits { NOW + Duration::from_secs(1) } else { Moment(0) };
+            }
             e.costs = Costs::default();
             let crashes = e.crashes.count();
             e.crashes = Crashes::default();

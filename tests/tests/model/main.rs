@@ -275,6 +275,13 @@ fn finds_a_switch_that_nobody_wants_and_a_request_that_is_forgotten() {
     finds("forgotten request", planted::deaf_to_requests(), asked(40, 1), "nothing is due");
 }
 
+/// A handoff that loses sight of the device after the incoming engine has come to serve leaves both awake.
+#[test]
+fn finds_one_too_many_awake() {
+    let config = Config { deaths: false, faults: 2, ..two(31, 45, Tier::Level1) };
+    finds("surplus", planted::blind_to_surplus(), config, "one too many is awake for ever: A, B");
+}
+
 #[test]
 fn finds_an_accepted_late_reply() {
     finds("accepted late reply", planted::late_reply(), two(31, 40, Tier::Level1), "I3");

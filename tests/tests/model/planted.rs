@@ -94,6 +94,11 @@ pub(crate) fn deaf_to_hang_ups() -> Planted {
     Planted { event, ..Planted::default() }
 }
 
+/// Nothing is done of its own accord: a cycle run is said to have the engines to itself, for ever.
+pub(crate) fn blind_to_surplus() -> Planted {
+    Planted { node: |node| node.cycle = true, ..Planted::default() }
+}
+
 /// That requests are held is never heard.
 pub(crate) fn deaf_to_requests() -> Planted {
     let event = |_: &Sys, event: &mut Event| {

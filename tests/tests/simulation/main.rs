@@ -26,7 +26,7 @@ use system::{Act, Config, How, NOW, Planted, Setting, Sys, UNIT};
 use world::{Size, vllm};
 
 /// Seeds that are always run: the first few, and every one that found something.
-const KNOWN: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 1_054, 1_177];
+const KNOWN: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 1_054, 1_177, 5_982, 7_941];
 /// Events of one life before it may come to rest.
 const EVENTS: u32 = 400;
 /// Events within which it must then have come to rest.
@@ -250,7 +250,9 @@ impl Life {
     /// What comes next.
     fn next(&mut self) -> Act {
         self.plan();
-        let mut next = (self.tick, Act::Tick);
+        // As the shell does it: at every look, and whenever the core has asked for it.
+        let asked = self.sys.node.next_deadline(self.now);
+        let mut next = (asked.map_or(self.tick, |at| at.min(self.tick)), Act::Tick);
         let mut earlier = |at: Moment, act: Act| {
             if at < next.0 {
                 next = (at, act);

@@ -13,12 +13,14 @@
 mod after;
 mod cost;
 mod explain;
+mod start;
 #[cfg(test)]
 mod tests;
 
 pub use after::after;
 pub use cost::{enter_cost, leave_cost};
 pub use explain::{Faster, faster};
+pub(crate) use start::room_to_start;
 
 use crate::event::Request;
 use crate::ids::{DeviceId, EngineId};

@@ -301,6 +301,7 @@ impl Cx<'_> {
                 self.transit(id, "reset by command", |e| {
                     e.crashes.reset();
                     e.retry = crate::demand::Retry::default();
+                    e.fall_retry = crate::demand::Retry::default();
                     (e.restart_only, e.level2_unsafe, e.cannot_park) = (false, false, false);
                     match e.condition {
                         Condition::Failed(_) if !leftovers => e.condition = Condition::Settled,
@@ -410,15 +411,21 @@ impl Cx<'_> {
         if e.process {
             return Err(No::Nothing(format!("{} runs already ({})", e.spec.name, e.condition_word())));
         }
-        revise::room_to_start(self.node, id)?;
         let rehearse = rehearse.unwrap_or(e.spec.rehearse);
+        let mut steps = Vec::new();
+        if by == By::Agent {
+            plan::evidence(self.node, &e.spec.devices)?;
+            steps = plan::room_to_start(self.node, id)?;
+        } else {
+            revise::room_to_start(self.node, id)?;
+        }
         let rest = self.node.engine(id).spec.rest;
         let awake = match self.one_more_may_be_awake(id) {
             Err(refusal) if awake && by != By::Agent => return Err(refusal.into()),
             Err(_) => false,
             Ok(()) => awake,
         };
-        let mut steps = vec![Step::Launch { engine: id, rehearse }];
+        steps.push(Step::Launch { engine: id, rehearse });
         if !awake {
             steps.push(Step::Fall { engine: id, tier: rest });
         }

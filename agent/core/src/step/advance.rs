@@ -324,6 +324,11 @@ impl Cx<'_> {
                 let Some(op) = self.op(id) else { return };
                 op.failure.get_or_insert(failure);
                 op.skip_leg(engine);
+                // Its memory is not free, so the pause is none: whoever has made way for it serves again.
+                if matches!(op.request, Request::Pause { .. }) && op.stage == Stage::Forward {
+                    op.stage = Stage::Restoring;
+                    op.program = [Step::Restore].into();
+                }
                 // Processes are left; whether bytes are, the device tells.
                 if matches!(step, Step::Stop { .. }) {
                     op.program.push_front(Step::AwaitRelease { engine, tier: Tier::Stopped });

@@ -1,7 +1,7 @@
 //! What the gateway tells, and what follows from it at once.
 
 use super::Cx;
-use crate::demand::{self, Demand};
+use crate::demand::{self, Demand, Retry};
 use crate::event::{By, Drain, Request};
 use crate::fairness;
 use crate::ids::{DeviceId, EngineId, OperationId};
@@ -9,6 +9,8 @@ use crate::ladder;
 use crate::program::{Cause, Step};
 use crate::spec::DrainPolicy;
 use crate::state::{Condition, Drift, Operation, Stage};
+use crate::surplus;
+use crate::tier::Tier;
 use crate::time::Moment;
 use std::time::Duration;
 
@@ -88,6 +90,22 @@ impl Cx<'_> {
         self.begin(id, Request::Sleep { engine, tier: Some(tier), drain }, By::Agent);
     }
 
+    /// Lets an engine fall that is one too many awake; `false` where there is none to be taken now.
+    pub(super) fn one_less_awake(&mut self) -> bool {
+        let Some((engine, tier)) = surplus::due(self.node, self.now) else { return false };
+        let drain = Drain { policy: Some(DrainPolicy::Wait), deadline: None };
+        let id = self.node.number();
+        self.begin(id, Request::Sleep { engine, tier: Some(tier), drain }, By::Agent);
+        let now = self.now;
+        let begun = self.op(id).is_some();
+        let e = self.node.engine_mut(engine);
+        // Refused: not again in the same breath.
+        if !begun && e.tier == Tier::Awake && e.fall_retry.not_before <= now {
+            e.fall_retry.failed(Duration::ZERO, now);
+        }
+        true
+    }
+
     /// An operation has ended: what it means for those who would ask for it again.
     pub(super) fn own_work_ended(&mut self, op: &Operation) {
         let now = self.now;
@@ -110,7 +128,13 @@ impl Cx<'_> {
                 }
             }
             // Well ended, or given up for somebody's demand: the rungs still count from the last use.
-            By::Agent if op.failure.is_none() || (cancelled && pressed) => e.ladder_from = Moment(0),
+            By::Agent if op.failure.is_none() || (cancelled && pressed) => {
+                e.ladder_from = Moment(0);
+                e.fall_retry = Retry::default();
+            }
+            By::Agent if matches!(op.request, Request::Sleep { .. }) => {
+                e.fall_retry.failed(now.since(op.accepted), now);
+            }
             _ => {}
         }
     }

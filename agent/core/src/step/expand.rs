@@ -69,12 +69,18 @@ impl Cx<'_> {
         let mut steps = vec![Step::Close(engine), Step::Drain(engine), Step::Take(engine)];
         steps.extend(calls.into_iter().map(|call| Step::Call { engine, call }));
         steps.extend([Step::ConfirmAsleep(engine), Step::AwaitRelease { engine, tier }]);
-        let seen = e.spec.devices.iter().all(|d| self.node.device(*d).evidence == Evidence::Good);
-        if e.footprints[tier as usize].is_none() || (seen && e.measured(tier).is_none()) {
+        if self.is_to_be_measured(engine, tier) {
             steps.push(Step::Measure { engine, tier });
         }
         steps.push(Step::Settle { engine, tier });
         Ok(steps)
+    }
+
+    /// Nobody knows what it takes there, and it can be seen.
+    fn is_to_be_measured(&self, engine: EngineId, tier: Tier) -> bool {
+        let e = self.node.engine(engine);
+        let seen = e.spec.devices.iter().all(|d| self.node.device(*d).evidence == Evidence::Good);
+        e.footprints[tier as usize].is_none() || (seen && e.measured(tier).is_none())
     }
 
     fn rise(&self, engine: EngineId) -> Result<Vec<Step>, String> {
@@ -87,6 +93,10 @@ impl Cx<'_> {
         let mut steps = vec![Step::ReserveWake(engine), Step::Take(engine)];
         steps.extend(wake(&caps, engine, e.tier));
         steps.push(Step::Probe { engine, kind, counted: true });
+        // A start has measured it, unless that was before an agent whose journal is gone.
+        if self.is_to_be_measured(engine, Tier::Awake) {
+            steps.push(Step::Measure { engine, tier: Tier::Awake });
+        }
         steps.extend([Step::Settle { engine, tier: Tier::Awake }, Step::Open(engine)]);
         Ok(steps)
     }

@@ -1,7 +1,8 @@
 //! What the idle devices do next: the agent's own work, by urgency.
 //!
 //! ```text
-//!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is ► restarts ► retiring ► recycling ► idle ladders
+//!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is
+//!      ► one too many awake ► restarts ► retiring ► recycling ► idle ladders
 //! ```
 //!
 //! Nothing of the agent's own accord but sweeping and repairing begins on devices that somebody's request waits for.
@@ -12,7 +13,7 @@ use super::Cx;
 use crate::creep;
 use crate::event::{By, Drain, Request};
 use crate::ids::{DeviceId, EngineId};
-use crate::ledger;
+use crate::plan;
 use crate::state::{Condition, Node, Queued};
 
 impl Cx<'_> {
@@ -62,6 +63,9 @@ impl Cx<'_> {
         if !self.node.cycle && self.next_turn() {
             return;
         }
+        if self.one_less_awake() {
+            return;
+        }
         let node = &*self.node;
         let now = self.now;
         let due = find(node, &|id| {
@@ -70,9 +74,8 @@ impl Cx<'_> {
                 && match node.engine(id).condition {
                     Condition::Backoff(at) => at <= now,
                     Condition::NoRoom => {
-                        let need = ledger::start_need(node.engine(id));
-                        need.is_none_or(|bytes| ledger::shortfall(node, id, bytes).is_none())
-                            && crate::plan::evidence(node, &node.engine(id).spec.devices).is_ok()
+                        plan::evidence(node, &node.engine(id).spec.devices).is_ok()
+                            && plan::room_to_start(node, id).is_ok()
                     }
                     _ => false,
                 }

@@ -272,6 +272,7 @@ impl Session {
 }
 
 mod demand;
+mod surplus;
 mod turns;
 
 fn refused() -> StepResult {

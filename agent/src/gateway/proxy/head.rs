@@ -5,8 +5,8 @@
 
 use crate::config::Secret;
 use hyper::header::{
-    AUTHORIZATION, CONNECTION, CONTENT_LENGTH, EXPECT, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
+    AUTHORIZATION, CONNECTION, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, HeaderMap,
+    HeaderName, HeaderValue, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE,
 };
 use std::cell::Cell;
 
@@ -64,6 +64,19 @@ pub(super) fn to_engine(headers: &mut HeaderMap, ids: &Ids) -> HeaderValue {
     }
     headers.entry(REQUEST_ID).or_insert_with(|| ids.next()).clone()
 }
+
+/// A header that comes twice although there can be but one: whoever reads the message next might take the other one for
+/// it (RFC 9110, 5.3; of `host`, RFC 9112, 3.2 demands a refusal).
+pub(super) fn twice(headers: &HeaderMap) -> Option<&'static HeaderName> {
+    // As many values as names: the usual case, and one comparison.
+    if headers.len() == headers.keys_len() {
+        return None;
+    }
+    SINGLE.iter().find(|name| headers.get_all(*name).iter().nth(1).is_some())
+}
+
+/// Headers of which there can be but one, and that say what a request is. Framing is the parser's.
+static SINGLE: [HeaderName; 3] = [HOST, CONTENT_TYPE, CONTENT_ENCODING];
 
 /// The engine's own key.
 pub(super) fn set_key(headers: &mut HeaderMap, key: Option<&Secret>) {

@@ -118,6 +118,11 @@ async fn forward(core: Rc<Core>, target: Target, mut parts: Parts, incoming: Inc
     let failed = |failure: Failure| (failure, id.clone());
     let readable = match tenant {
         Err(refusal) => Err(refusal.into()),
+        Ok(_) if let Some(name) = head::twice(&parts.headers) => {
+            let message =
+                format!("the header `{name}` comes more than once, and not everybody reads the same one");
+            Err(Failure::bad(StatusCode::BAD_REQUEST, "ambiguous_header", message))
+        }
         Ok(_) if parts.headers.get(CONTENT_ENCODING).is_some_and(|v| v != "identity") => {
             let message = "compressed bodies are not supported: engines do not read them; send it as it is";
             Err(Failure::bad(StatusCode::UNSUPPORTED_MEDIA_TYPE, "content_encoding", message))

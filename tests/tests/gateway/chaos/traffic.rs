@@ -2,11 +2,11 @@
 
 use crate::door::{Door, Ended, HangUp, Report, Wanted, now_ns};
 use crate::draw::{Draw, say};
-use hotbunk_tests::until;
+use hotbunk_tests::{PATIENCE, until};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -20,6 +20,8 @@ pub(crate) type Asked = (Wanted, Report);
 struct Shared {
     door: Door,
     active: AtomicUsize,
+    /// What each client waits for, and since when.
+    asking: Mutex<BTreeMap<usize, (Wanted, Instant)>>,
     done: AtomicUsize,
     reports: Mutex<Vec<Asked>>,
     /// When nobody listened, ns of the monotonic clock: the agent was being replaced.
@@ -39,6 +41,7 @@ impl Traffic {
         let shared = Arc::new(Shared {
             door: door.clone(),
             active: AtomicUsize::new(0),
+            asking: Mutex::default(),
             done: AtomicUsize::new(0),
             reports: Mutex::default(),
             away: Mutex::default(),
@@ -58,7 +61,17 @@ impl Traffic {
     /// No new request; returns when the last one has ended.
     pub(crate) async fn hold_still(&self) {
         self.moving.send_replace(false);
-        until("the clients to hold still", async || self.shared.active.load(Ordering::SeqCst) == 0).await;
+        let deadline = Instant::now() + PATIENCE;
+        while self.shared.active.load(Ordering::SeqCst) > 0 {
+            if Instant::now() > deadline {
+                let asking = self.shared.asking.lock().unwrap_or_else(PoisonError::into_inner);
+                let since =
+                    |(wanted, began): &(Wanted, Instant)| format!("{:?}: {wanted:?}", began.elapsed());
+                let waiting: Vec<String> = asking.values().map(since).collect();
+                panic!("clients still wait:\n{}", waiting.join("\n"));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     pub(crate) fn go_on(&self) {
@@ -111,7 +124,10 @@ async fn client(shared: Arc<Shared>, mut moving: watch::Receiver<bool>, seed: u6
             shared.active.fetch_add(1, Ordering::SeqCst);
         }
         let wanted = drawn(&mut draw, &format!("{number}-{count}"));
+        let asking = || shared.asking.lock().unwrap_or_else(PoisonError::into_inner);
+        asking().insert(number, (wanted.clone(), Instant::now()));
         let report = shared.door.ask(&wanted).await;
+        asking().remove(&number);
         let refused = !matches!(report.ended, Ok(Ended::Whole | Ended::HungUp));
         shared.reports.lock().unwrap_or_else(PoisonError::into_inner).push((wanted, report));
         shared.done.fetch_add(1, Ordering::SeqCst);
@@ -152,8 +168,8 @@ pub(crate) fn account(reports: &[Asked], seed: u64) {
             Err(why) if why.contains("without a good Retry-After") && why.contains("engine_failed") => {
                 "503: engine_failed, for good".to_owned()
             }
-            // vLLM's own answer to a request whose engine core has just died is passed on as it came.
-            Err(why) if why.contains("a 500: ") && why.contains("EngineCore encountered an issue") => {
+            // vLLM's own answer to a request whose engine core has just died is passed on as it came, in a stream too.
+            Err(why) if why.contains("EngineCore encountered an issue") => {
                 "500: the engine's own, as its core died".to_owned()
             }
             Err(why) => {

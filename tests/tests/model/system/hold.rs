@@ -7,8 +7,9 @@ use hotbunk_core::effect::{Action, Effect, Incident, Note, Ticket};
 use hotbunk_core::event::{By, Event, Request};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
 use hotbunk_core::invariants;
+use hotbunk_core::program::Cause;
 use hotbunk_core::spec::DrainPolicy;
-use hotbunk_core::state::Condition;
+use hotbunk_core::state::{Condition, Evidence};
 use hotbunk_core::step::step;
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
@@ -151,7 +152,12 @@ impl Sys {
                 let chooses = !matches!(observed.request, Request::Reset(_));
                 // Its own ladder puts out of use what nobody uses.
                 let ladder = observed.by == By::Agent && matches!(observed.request, Request::Sleep { .. });
-                if failure.is_none() && (observed.by != By::Agent || ladder) && chooses {
+                // What one of them has left behind does not undo a handoff that has come to its end.
+                let reached = failure.as_ref().is_none_or(|why| {
+                    let to = observed.request.engine().filter(|to| self.node.engine(*to).is_serving());
+                    why.cause == Cause::Leftovers && observed.outgoing.contains(&why.engine) && to.is_some()
+                });
+                if reached && (observed.by != By::Agent || ladder) && chooses {
                     let to = observed.request.engine();
                     let switched = !matches!(observed.request, Request::Stop { .. } | Request::Sleep { .. });
                     for at in 0..self.goal.len() {
@@ -312,6 +318,28 @@ impl Sys {
         }
     }
 
+    /// Where nothing is owed to anybody, no more engines stay awake than may be, if one of them could go.
+    fn no_surplus_stays(&mut self, now: Moment) {
+        let node = &self.node;
+        if node.closing || node.paused.is_some() || node.next_deadline(now).is_some() {
+            return;
+        }
+        let idle = |e: &EngineId| {
+            let e = node.engine(*e);
+            let seen = e.spec.devices.iter().all(|d| node.device(*d).evidence == Evidence::Good);
+            !e.is_busy() && !e.spec.turn.pinned && seen
+        };
+        let wanted = node.ids().any(|e| node.engine(e).demand.held > 0);
+        for (at, device) in node.devices.iter().enumerate() {
+            let on = node.engines_on(DeviceId(u16::try_from(at).unwrap_or(0)));
+            let awake: Vec<EngineId> = on.filter(|e| node.engine(*e).is_serving()).collect();
+            if awake.len() > usize::from(device.spec.max_awake) && awake.iter().any(idle) && !wanted {
+                let names: Vec<&str> = awake.iter().map(|e| node.engine(*e).spec.name.as_str()).collect();
+                return self.fail(format!("one too many is awake for ever: {}", names.join(", ")));
+            }
+        }
+    }
+
     /// What must hold where nothing is owed any more.
     pub(crate) fn at_rest(&mut self, now: Moment) {
         let backoff = self.node.engines.iter().any(|e| matches!(e.condition, Condition::Backoff(_)));
@@ -320,6 +348,7 @@ impl Sys {
         }
         self.since = 0;
         self.nobody_is_forgotten(now);
+        self.no_surplus_stays(now);
         if !self.node.operations.is_empty() || !self.node.queue.is_empty() {
             return self.fail("something waits for ever");
         }
