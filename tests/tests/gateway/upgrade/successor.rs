@@ -10,6 +10,8 @@ use hotbunk_tests::{Agent, Handed, Node, Setup, Switch, agent_binary, signal, un
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+use std::sync::{Arc, Mutex};
+use tokio::net::UnixDatagram;
 
 fn api(node: &Node) -> Client {
     Client::new(node.socket()).unwrap()
@@ -22,6 +24,21 @@ async fn next(node: &Node, old: u32) -> u32 {
         api.version().await.ok().map(|version| version.pid).filter(|pid| *pid != old)
     })
     .await
+}
+
+/// What agents say to whoever started them, read as it comes: a full socket would stop them.
+fn listen(node: &Node) -> Arc<Mutex<Vec<String>>> {
+    let socket = UnixDatagram::bind(node.dir().join("notify")).unwrap();
+    let said: Arc<Mutex<Vec<String>>> = Arc::default();
+    let to = Arc::clone(&said);
+    tokio::spawn(async move {
+        let mut text = [0; 256];
+        while let Ok(read) = socket.recv(&mut text).await {
+            let text = String::from_utf8_lossy(&text[..read]).into_owned();
+            to.lock().unwrap().extend(text.lines().map(str::to_owned));
+        }
+    });
+    said
 }
 
 fn cores(node: &Node) -> Vec<u32> {
@@ -43,7 +60,13 @@ fn wanted(prompt: &str, tokens: u32, stream: bool) -> Wanted {
 
 #[tokio::test]
 async fn the_next_agent_serves_and_waits_for_what_the_old_one_passes_on() {
-    let node = Setup::pair().each(|e| e.speed(5.0)).policy_line("drain_deadline = \"60s\"").build();
+    let node = Setup::pair()
+        .each(|e| e.speed(5.0))
+        .policy_line("drain_deadline = \"60s\"")
+        .env("NOTIFY_SOCKET", "{dir}/notify")
+        .env("WATCHDOG_USEC", "600000")
+        .build();
+    let said = listen(&node);
     let handed = Handed::of(&node);
     let mut agent = handed.start(&node).await;
     agent.until_up().await;
@@ -58,6 +81,15 @@ async fn the_next_agent_serves_and_waits_for_what_the_old_one_passes_on() {
     let new = next(&node, agent.pid()).await;
     assert_eq!(door.ask(&wanted("short", 3, false)).await.ended, Ok(Ended::Whole));
     assert!(!running.is_finished() && agent.is_running(), "the old one passes on what runs");
+    // systemd is told which process is the service now, and that one feeds the watchdog.
+    let main = format!("MAINPID={new}");
+    until("the watchdog to be fed after the change", async || {
+        let said = said.lock().unwrap();
+        assert!(!said.contains(&"STOPPING=1".to_owned()));
+        let mut after = said.iter().skip_while(|line| **line != main);
+        said[0] == "READY=1" && after.any(|line| line == "WATCHDOG=1")
+    })
+    .await;
     // It is no request of the new agent's, and must be waited for all the same.
     let api = api(&node);
     let switch = hotbunk_api::operation::Submit { id: None, request: Switch::to("B").into() };
