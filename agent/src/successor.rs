@@ -142,9 +142,11 @@ impl Former {
     }
 
     /// This agent serves.
-    pub fn is_up(mut self) {
-        // One that has gone need not be told.
-        drop(self.stream.write_all(UP));
+    ///
+    /// # Errors
+    /// The former one is gone already: nobody has told systemd of this one, and it starts another.
+    pub fn is_up(mut self) -> io::Result<()> {
+        self.stream.write_all(UP)
     }
 }
 

@@ -121,8 +121,9 @@ async fn daemon(
             return Code::Failed.into();
         }
     };
-    if let Some(former) = former {
-        former.is_up();
+    if former.is_some_and(|former| former.is_up().is_err()) && std::env::var_os("NOTIFY_SOCKET").is_some() {
+        say("the former agent was lost, and systemd starts another one: leaving the engines to that");
+        told = Some(LEAVE);
     }
     drop(sd_notify::notify(&[sd_notify::NotifyState::Ready]));
     let watchdog = tokio::spawn(watchdog(app.switcher.clone()));

@@ -240,6 +240,9 @@ impl Hub {
     fn hold(self: &Arc<Self>, line: &Line, tenant: &Tenant, ask: Ask) -> Result<Admit, Refusal> {
         let full = |what: String| Refusal::QueueFull { what, retry_after: self.retry_after(line.id) };
         let would_switch = || Refusal::WouldSwitch { state: self.state(line.id).to_owned() };
+        if self.is_leaving() {
+            return Err(Refusal::Restarting { retry_after: BACK });
+        }
         if ask.no_switch && !line.gate.is_open() {
             return Err(would_switch());
         }
