@@ -268,6 +268,9 @@ impl Hub {
     fn hold(self: &Arc<Self>, line: &Line, tenant: &Tenant, ask: Ask) -> Result<Admit, Refusal> {
         let full = |what: String| Refusal::QueueFull { what, retry_after: self.retry_after(line.id) };
         let would_switch = || Refusal::WouldSwitch { state: self.state(line.id).to_owned() };
+        if self.is_leaving() {
+            return Err(Refusal::Restarting { retry_after: BACK });
+        }
         if ask.no_switch && !line.gate.is_open() {
             return Err(would_switch());
         }
@@ -412,6 +415,13 @@ impl Hub {
     /// Whether [`Hub::leave`] has been called.
     pub fn is_leaving(&self) -> bool {
         self.leaving.load(Ordering::SeqCst)
+    }
+
+    /// Closes every gate for good: the engines are another's. What runs in them goes on.
+    pub fn shut(&self) {
+        for line in self.lines.iter() {
+            line.gate.close();
+        }
     }
 
     /// Ends every lease there is: whoever has been left time has had it.
