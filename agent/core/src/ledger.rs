@@ -38,6 +38,15 @@ pub fn bytes_at(engine: &Engine, tier: Tier) -> Option<u64> {
     }
 }
 
+/// Whether a measurement may be believed: it must not contradict what the configuration declares. Weights stay on the
+/// device awake and parked; what is far below them was measured of an engine that was not where it was thought to be.
+pub fn is_plausible(engine: &Engine, tier: Tier, bytes: u64) -> bool {
+    match (tier, engine.spec.estimate.weights) {
+        (Tier::Awake | Tier::Parked, Some(weights)) => bytes >= weights / 10 * 9,
+        _ => true,
+    }
+}
+
 /// Bytes of an engine's KV cache: measured as the difference that parking makes, else declared.
 pub fn kv_bytes(engine: &Engine) -> Option<u64> {
     match (engine.measured(Tier::Awake), engine.measured(Tier::Parked)) {

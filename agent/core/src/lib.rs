@@ -10,6 +10,7 @@ pub mod backoff;
 pub mod bucket;
 pub mod call;
 pub mod capability;
+pub mod comeback;
 pub mod creep;
 pub mod demand;
 pub mod effect;

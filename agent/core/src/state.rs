@@ -19,6 +19,7 @@
 
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
+use crate::comeback;
 use crate::creep::Creep;
 use crate::demand::{self, Demand, Retry};
 use crate::effect::Ticket;
@@ -523,7 +524,7 @@ impl Node {
 
     /// When the core next wants an [`crate::event::Event::Tick`] even if nothing happens: the next instant after `now`,
     /// the moment of the last step, at which a back-off ends, a turn comes, a rung of an idle ladder is due, or an engine
-    /// that is one too many awake may be asked again to sleep.
+    /// that failed to sleep or to wake may be asked again.
     pub fn next_deadline(&self, now: Moment) -> Option<Moment> {
         if self.closing || self.is_paused() {
             return None;
@@ -535,8 +536,8 @@ impl Node {
         });
         let turns = demand::instants(self, now);
         let rungs = self.ids().flat_map(|id| ladder::instants(self, id));
-        let surplus = surplus::instants(self);
-        let own = turns.into_iter().chain(rungs).chain(surplus).filter(|_| !self.cycle);
+        let awake = surplus::instants(self).into_iter().chain(comeback::instants(self));
+        let own = turns.into_iter().chain(rungs).chain(awake).filter(|_| !self.cycle);
         backoffs.chain(own).filter(|at| *at > now).min()
     }
 }

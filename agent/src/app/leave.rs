@@ -33,10 +33,11 @@ impl App {
     pub(super) async fn leave(mut self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
         self.hub.leave();
         let mut gateway = self.gateway.take();
+        let config = self.config.get();
         let orderly = self.at_rest(run);
         let answers = async {
             let Some(gateway) = &mut gateway else { return };
-            let limit = self.config.gateway.upgrade_drain;
+            let limit = config.gateway.upgrade_drain;
             if timeout(limit, gateway.leave()).await.is_err() {
                 say_cut(&self.hub, limit);
                 self.hub.cut();
@@ -44,7 +45,7 @@ impl App {
                 drop(timeout(LAST_WORDS, gateway.leave()).await);
             }
         };
-        let limit = sleep(self.config.node.shutdown_grace);
+        let limit = sleep(config.node.shutdown_grace);
         tokio::select! {
             _ = futures_util::future::join(orderly, answers) => {}
             () = limit => tracing::warn!("not everything ended in time; the next agent goes on with it"),
@@ -68,7 +69,7 @@ impl App {
 
     /// Waits, with everybody served, until nothing is under way. False where that takes longer than a shutdown may.
     pub async fn comes_to_rest(&self) -> bool {
-        timeout(self.config.node.shutdown_grace, self.at_rest(None)).await.is_ok()
+        timeout(self.config.get().node.shutdown_grace, self.at_rest(None)).await.is_ok()
     }
 
     /// Starts the next agent and hands it everything but the answers that run; those are passed on until they end, or
@@ -85,7 +86,7 @@ impl App {
     ) -> Result<(), Error> {
         let mut hurry = pin!(hurry);
         let run = self.cycles.give_up();
-        let grace = self.config.node.shutdown_grace;
+        let grace = self.config.get().node.shutdown_grace;
         tokio::select! {
             rest = timeout(grace, self.at_rest(run)) => drop(rest),
             () = &mut hurry => {}
@@ -108,8 +109,7 @@ impl App {
             () = &mut hurry => {}
         }
         self.hub.shut();
-        let (hub, switcher, config) =
-            (Arc::clone(&self.hub), self.switcher.clone(), Arc::clone(&self.config));
+        let (hub, switcher, config) = (Arc::clone(&self.hub), self.switcher.clone(), self.config.get());
         let listeners = std::mem::take(&mut self.listeners);
         self.close(&format!("{reason}, handed over to the next agent")).await;
         let is_at_rest = switcher.node().operations.is_empty();

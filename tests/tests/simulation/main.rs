@@ -26,7 +26,7 @@ use system::{Act, Config, How, NOW, Planted, Setting, Sys, UNIT};
 use world::{Size, vllm};
 
 /// Seeds that are always run: the first few, and every one that found something.
-const KNOWN: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 1_054, 1_177, 5_982, 7_941];
+const KNOWN: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 1_054, 1_177, 5_982, 7_941, 101_722];
 /// Events of one life before it may come to rest.
 const EVENTS: u32 = 400;
 /// Events within which it must then have come to rest.

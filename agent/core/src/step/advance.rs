@@ -305,7 +305,12 @@ impl Cx<'_> {
                     .for_each(|s| op.program.push_front(s));
             }
             Recovery::RehearsalFailed(engine) => {
-                self.node.engine_mut(engine).restart_only = true;
+                let e = self.node.engine_mut(engine);
+                e.restart_only = true;
+                // What was measured in an earlier life and does not hold of this one is measured anew in the next.
+                if let (Step::AwaitRelease { tier, .. }, Cause::ReleaseIncomplete) = (&step, cause) {
+                    e.footprints[*tier as usize] = None;
+                }
                 let Some(op) = self.op(id) else { return };
                 op.skip_leg(engine);
                 op.program.push_front(Step::Launch { engine, rehearse: false });
@@ -473,8 +478,12 @@ impl Cx<'_> {
         }
         if op.failure.is_some() {
             // What could not be restored is still wanted: it is awake again when its back-off has ended.
+            let reached = op.incoming.is_some_and(|to| self.node.engine(to).is_serving());
             for engine in &op.serving_before {
-                self.node.engine_mut(*engine).wanted_awake = true;
+                // Unless the operation has come to its end all the same, and somebody else has its place.
+                let replaced =
+                    reached && op.incoming != Some(*engine) && self.crowded(*engine, &[]).is_some();
+                self.node.engine_mut(*engine).wanted_awake = !replaced;
             }
             // What did not come in has no claim against those that were there, nor against one due to come back.
             if let Some(incoming) = op.incoming.filter(|e| !op.serving_before.contains(e)) {

@@ -1,6 +1,7 @@
 //! What the gateway tells, and what follows from it at once.
 
 use super::Cx;
+use crate::comeback;
 use crate::demand::{self, Demand, Retry};
 use crate::event::{By, Drain, Request};
 use crate::fairness;
@@ -106,6 +107,20 @@ impl Cx<'_> {
         true
     }
 
+    /// Wakes an engine that a failed operation has left asleep; `false` where there is none to be woken now.
+    pub(super) fn one_comes_back(&mut self) -> bool {
+        let Some(engine) = comeback::due(self.node, self.now) else { return false };
+        let id = self.node.number();
+        self.begin(id, Request::Wake(engine), By::Agent);
+        let now = self.now;
+        let begun = self.op(id).is_some();
+        let e = self.node.engine_mut(engine);
+        if !begun && e.tier != Tier::Awake && e.retry.not_before <= now {
+            e.retry.failed(Duration::ZERO, now);
+        }
+        true
+    }
+
     /// An operation has ended: what it means for those who would ask for it again.
     pub(super) fn own_work_ended(&mut self, op: &Operation) {
         let now = self.now;
@@ -113,10 +128,13 @@ impl Cx<'_> {
         let Some(engine) = op.request.engine() else { return };
         let pressed = demand::presses(self.node, engine);
         let e = self.node.engine_mut(engine);
+        let comeback = op.by == By::Agent && matches!(op.request, Request::Wake(_));
         match op.by {
             // Given up because nobody wants it any more: whoever comes next is no repetition.
             By::Gateway if cancelled && e.demand.held == 0 => {}
-            By::Gateway if op.failure.is_some() => {
+            By::Gateway | By::Agent if op.failure.is_some() && (comeback || op.by == By::Gateway) => {
+                // It is wanted as before.
+                e.wanted_awake |= comeback;
                 let own =
                     op.failure.as_ref().is_some_and(|f| f.engine == engine && f.cause.is_of_the_engine());
                 e.retry.own = if own { e.retry.own.saturating_add(1) } else { 0 };

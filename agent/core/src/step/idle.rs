@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   sweep the dead ► repair what drifted ► what somebody asked for ► whose turn it is
-//!      ► one too many awake ► restarts ► retiring ► recycling ► idle ladders
+//!      ► one too many awake ► restarts ► comebacks ► retiring ► recycling ► idle ladders
 //! ```
 //!
 //! Nothing of the agent's own accord but sweeping and repairing begins on devices that somebody's request waits for.
@@ -87,6 +87,9 @@ impl Cx<'_> {
         }
         // A cycle has the engines to itself.
         if self.node.cycle {
+            return;
+        }
+        if self.one_comes_back() {
             return;
         }
         if let Some(engine) = self.retire_now() {

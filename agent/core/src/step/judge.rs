@@ -181,7 +181,9 @@ impl Cx<'_> {
                 Some(used.saturating_sub(others))
             })
             .max();
-        let device = own.or(by_difference).or(self.node.engine(engine).measured(tier));
+        let e = self.node.engine(engine);
+        let seen = own.or(by_difference).filter(|bytes| ledger::is_plausible(e, tier, *bytes));
+        let device = seen.or(e.measured(tier));
         let e = self.node.engine_mut(engine);
         e.footprints[tier as usize] = Some(Footprint { device, host });
         self.note(Note::Measured { engine, tier });
@@ -196,7 +198,8 @@ impl Cx<'_> {
             let others = ledger::expected_used(self.node, *device, engine, Tier::Stopped)?;
             Some(used.saturating_sub(others))
         });
-        if let Some(bytes) = left.max() {
+        let plausible = |bytes: &u64| ledger::is_plausible(self.node.engine(engine), tier, *bytes);
+        if let Some(bytes) = left.max().filter(plausible) {
             // Host bytes follow by the measuring step; until then only the device side is known.
             let host = None;
             self.node.engine_mut(engine).footprints[tier as usize] =

@@ -271,6 +271,7 @@ impl Session {
     }
 }
 
+mod comeback;
 mod demand;
 mod surplus;
 mod turns;

@@ -23,6 +23,7 @@ use bench::Bench;
 use faults::{FAULTS, Fault};
 use hotbunk_tests::{MIB, until};
 use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use table::Table;
 use traffic::{Asked, Traffic};
@@ -33,6 +34,8 @@ const FEW: usize = 9;
 const A_NAMED_ONE: usize = 10;
 /// How often each kind strikes in the long run, by node.
 const OFTEN: usize = 15;
+/// After so many faults a long run says how far it has come.
+const NOW_AND_THEN: usize = 100;
 /// Nodes of the long run.
 const NODES: u64 = 2;
 
@@ -61,33 +64,35 @@ async fn whatever_fails_everything_is_whole_again() {
     let began = Instant::now();
     say(&format!("chaos: seed {seed}"));
     let nodes = if is_full() { NODES } else { 1 };
+    let table = Arc::new(Mutex::new(Table::default()));
     let threads = tokio::runtime::Handle::current();
     let begin = |node| {
-        let (threads, seed) = (threads.clone(), seed.wrapping_add(node));
-        tokio::task::spawn_blocking(move || threads.block_on(storm(seed)))
+        let (threads, table, seed) = (threads.clone(), Arc::clone(&table), seed.wrapping_add(node));
+        tokio::task::spawn_blocking(move || threads.block_on(storm(seed, &table)))
     };
     let storms: Vec<_> = (0..nodes).map(begin).collect();
-    let mut table = Table::default();
     let mut asked = Vec::new();
+    let mut lost = Vec::new();
     for storm in storms {
-        let (rows, reports) = storm.await.expect("a storm that is survived");
-        table.add(rows);
-        asked.extend(reports);
+        match storm.await {
+            Ok(reports) => asked.extend(reports),
+            Err(why) => lost.push(why.to_string()),
+        }
     }
-    table.print(seed, began.elapsed());
+    table.lock().unwrap_or_else(PoisonError::into_inner).print(seed, began.elapsed());
+    assert!(lost.is_empty(), "a storm was not survived: {lost:#?}");
     traffic::account(&asked, seed);
 }
 
 /// All that strikes on one node.
-async fn storm(seed: u64) -> (Table, Vec<Asked>) {
+async fn storm(seed: u64, table: &Mutex<Table>) -> Vec<Asked> {
     let mut draw = Draw::new(seed);
     let mut bench = Bench::begin().await;
     let traffic = Traffic::begin(&Door::of(&bench.node), seed);
-    let mut table = Table::default();
     let mut asleep_before = BTreeMap::new();
     for (number, fault) in order(&mut draw).into_iter().enumerate() {
         if let Some(why) = bench.cannot(fault) {
-            table.skipped(fault.name, why);
+            table.lock().unwrap_or_else(PoisonError::into_inner).skipped(fault.name, why);
             continue;
         }
         let struck = Instant::now();
@@ -106,12 +111,19 @@ async fn storm(seed: u64) -> (Table, Vec<Asked>) {
         // A journal that was set aside begins anew.
         let now = bench.agent().mark().await;
         let incidents = bench.agent().incident_codes(if now < mark { 0 } else { mark }).await;
-        table.survived(fault.name, struck.elapsed(), &incidents);
+        table.lock().unwrap_or_else(PoisonError::into_inner).survived(
+            fault.name,
+            struck.elapsed(),
+            &incidents,
+        );
+        if number % NOW_AND_THEN == NOW_AND_THEN - 1 {
+            say(&format!("chaos: {} faults survived on the node of seed {seed}", number + 1));
+        }
         traffic.go_on();
     }
     let reports = traffic.end().await;
     bench.end().await;
-    (table, reports)
+    reports
 }
 
 /// Nothing is left of a fault.

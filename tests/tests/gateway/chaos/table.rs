@@ -35,20 +35,6 @@ impl Table {
         self.0.entry(name).or_default().skipped = Some(why);
     }
 
-    /// Takes in what another node has survived.
-    pub(super) fn add(&mut self, other: Table) {
-        for (name, row) in other.0 {
-            let own = self.0.entry(name).or_default();
-            own.struck += row.struck;
-            own.longest = own.longest.max(row.longest);
-            own.whole += row.whole;
-            own.skipped = own.skipped.or(row.skipped);
-            for (code, count) in row.incidents {
-                *own.incidents.entry(code).or_default() += count;
-            }
-        }
-    }
-
     pub(super) fn print(&self, seed: u64, took: Duration) {
         let struck: usize = self.0.values().map(|row| row.struck).sum();
         let kinds = self.0.values().filter(|row| row.struck > 0).count();
