@@ -127,16 +127,6 @@ pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
     }
 }
 
-/// Until a signal comes that ends this agent; SIGHUP has the configuration read again meanwhile.
-async fn until_told(signals: &mut Signals, hangups: &mut Signal, app: &App) -> &'static str {
-    loop {
-        tokio::select! {
-            reason = signals.next() => return reason,
-            _ = hangups.recv() => app.reloads.on_signal().await,
-        }
-    }
-}
-
 async fn daemon(
     config: Config,
     begin: Begin,
@@ -169,7 +159,7 @@ async fn daemon(
     let watchdog = tokio::spawn(watchdog(app.switcher.clone()));
     let mut reason = match told {
         Some(reason) => reason,
-        None => until_told(&mut signals, &mut hangups, &app).await,
+        None => next_reason(&mut signals, &mut hangups, &app).await,
     };
     while reason == UPGRADE {
         let refused = tokio::select! {
@@ -198,7 +188,7 @@ async fn daemon(
             }
             Err(why) => {
                 say(&format!("{reason}: not now, this agent goes on: {why}"));
-                reason = until_told(&mut signals, &mut hangups, &app).await;
+                reason = next_reason(&mut signals, &mut hangups, &app).await;
             }
         }
     }
@@ -214,6 +204,16 @@ async fn daemon(
     .await;
     watchdog.abort();
     Code::Ok.into()
+}
+
+/// What it is told next; a new configuration is applied meanwhile.
+async fn next_reason(signals: &mut Signals, hangups: &mut Signal, app: &App) -> &'static str {
+    loop {
+        tokio::select! {
+            reason = signals.next() => return reason,
+            _ = hangups.recv() => app.reloads.on_signal().await,
+        }
+    }
 }
 
 /// Whether the next agent can be started in this one's place: nothing is given up before that is known.
