@@ -35,7 +35,6 @@ impl App {
         let mut gateway = self.gateway.take();
         let config = self.config.get();
         let orderly = self.at_rest(run);
-        let config = self.config.get();
         let answers = async {
             let Some(gateway) = &mut gateway else { return };
             let limit = config.gateway.upgrade_drain;
