@@ -464,8 +464,10 @@ impl Node {
         self.dir().join("run/control.sock")
     }
 
-    pub(crate) fn env(&self) -> &[(String, String)] {
-        &self.inner.env
+    /// Variables of the agent's environment.
+    pub(crate) fn environment(&self) -> impl Iterator<Item = (&str, String)> {
+        let dir = self.dir().display().to_string();
+        self.inner.env.iter().map(move |(name, value)| (&**name, value.replace("{dir}", &dir)))
     }
 
     /// Runs an agent and waits until it answers.
