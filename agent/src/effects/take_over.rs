@@ -9,7 +9,6 @@
 //! is kept apart, under a fingerprint of its own.
 
 use super::{EngineSlot, Hands, Purpose, chain};
-use crate::clock;
 use crate::config::settings::{self, Running};
 use crate::device::Reading;
 use crate::engine::{Client, Detected, Health, Identity};
@@ -266,7 +265,7 @@ impl Hands {
             context_tokens: facts.context_tokens,
         };
         self.tell_of_life(slot, &purpose.context, vec![configured, ready]).await;
-        tracing::info!(engine, pid = process.incarnation().pid, at = clock::epoch(), "taken over");
+        tracing::info!(engine, pid = process.incarnation().pid, "taken over");
         if !differ.is_empty() {
             let incident = Incident::SettingsChanged { engine, was: differ.join("; ") };
             drop(self.recorder.record_one(&purpose.context, incident).await);
