@@ -51,8 +51,9 @@ fn every_test_that_readme_names_as_proof_exists() {
     let code: String = files.iter().filter_map(|path| fs::read_to_string(path).ok()).collect();
     let text = read("README.md");
     let rows = section(&text, "## What survives what");
-    let rows: Vec<&str> =
-        rows.into_iter().filter(|l| l.starts_with("| ") && !l.contains("| proved by |")).collect();
+    // What a part of the section tells in a table of its own is no such row.
+    let rows = rows.into_iter().take_while(|l| !l.starts_with("### "));
+    let rows: Vec<&str> = rows.filter(|l| l.starts_with("| ") && !l.contains("| proved by |")).collect();
     assert!(rows.len() >= 10, "{}", rows.len());
     for row in rows {
         let proofs = row.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
