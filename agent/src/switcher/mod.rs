@@ -306,6 +306,10 @@ impl Switcher {
                 plan.configure(&self.hands);
                 (self.needs_journal, self.reconcile) = plan.of_the_switcher();
                 self.look_at_journal().await;
+                let waits = |id: &EngineId| self.node.engine(*id).revised.is_some();
+                let goes = |id: &EngineId| self.node.engine(*id).retired && self.node.engine(*id).process;
+                let concerned: Vec<EngineId> = self.node.ids().filter(|id| waits(id) || goes(id)).collect();
+                self.tell_of(&concerned);
                 // Whoever asked may have gone; it is done all the same.
                 let _ = answer.send(report);
             }

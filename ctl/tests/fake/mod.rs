@@ -329,6 +329,7 @@ fn status() -> Status {
             measured: true,
         }],
         in_flight: Some(2),
+        settings: Settings::PendingRestart,
         canary: Canary::Matched { at: 1_796_040_000.0 },
         ..engine("A", "org/model-14b", Some(Tier::Awake), Condition::Settled)
     };
@@ -343,6 +344,7 @@ fn status() -> Status {
     };
     let c = EngineStatus {
         version: None,
+        retiring: true,
         ..engine("llama-8b", "org/llama", Some(Tier::Stopped), Condition::Stopped { why: StoppedWhy::NoRoom })
     };
     let request: OperationRequest =

@@ -14,6 +14,7 @@ use hotbunk_api::explain::{ExplainRequest, Explanation};
 use hotbunk_api::journal::{JournalPage, JournalQuery};
 use hotbunk_api::logs::LogTail;
 use hotbunk_api::operation::{Initiator, Operation, OperationRequest};
+use hotbunk_api::reload::{ReloadReport, ReloadRequest};
 use hotbunk_api::status::Status;
 use hotbunk_api::version::{API_VERSION, VersionInfo};
 use hotbunk_api::words::State;
@@ -223,6 +224,10 @@ impl Backend for Deaf {
     /// Of a log that is gone at once, so that the stream ends.
     fn events(&self, since: Option<u64>) -> Subscription {
         EventLog::new(1).subscribe(since)
+    }
+
+    async fn reload(&self, _request: ReloadRequest, _peer: Peer) -> Result<ReloadReport, ApiError> {
+        nothing()
     }
 
     async fn doctor(&self) -> Result<DoctorReport, ApiError> {

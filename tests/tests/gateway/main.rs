@@ -14,6 +14,7 @@
 //! | `load` | plain and streamed requests, hang-ups, all drain policies: each ends once, and correctly |
 //! | `turns` | two models that alternate, one request against a steady flow, one tenant's flood |
 //! | `upgrade` | agents that come and go: nobody is refused, nobody is cut off who can be answered |
+//! | `chaos` | everything that can fail, meanwhile: each time everything is whole again |
 //! | `bad_input` | what clients do wrong, while others are served: the right answer, and nothing left of it |
 
 mod answer;

@@ -273,6 +273,7 @@ impl Session {
 
 mod comeback;
 mod demand;
+mod measured;
 mod surplus;
 mod turns;
 

@@ -576,3 +576,17 @@ fn who_asks_an_engine_directly_uses_it_as_well() {
     s.lives(secs(10)).ok_to_the_end();
     assert_eq!(s.tier(A), Tier::Parked);
 }
+
+/// A pause is given up where the memory of one cannot be had, and whoever made way before serves again.
+#[test]
+fn what_a_pause_leaves_behind_gives_it_up() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Awake]);
+    s.node.devices[0].spec.max_awake = 2;
+    s.command(Request::Pause { tier: Some(Tier::Stopped), drain: Drain::default() });
+    s.ok_until(|a| matches!(a, Action::Stop { engine: B, .. })).answer(StepResult::Stopped { left: 1 });
+    s.ok_to_the_end().serving(A);
+    assert!(matches!(s.node.engine(B).condition, Condition::Failed(_)));
+    assert_eq!(s.node.paused, None);
+    s.forget().later();
+    assert!(s.log.is_empty() && s.waiting.is_empty(), "{:#?}", s.log);
+}

@@ -1,0 +1,41 @@
+//! Footprints: measured where nobody knows them, not believed where they cannot be, not kept for ever where they are wrong.
+
+use super::*;
+
+/// An engine that was taken over without a record has never been measured awake: its next wake does that.
+#[test]
+fn what_a_wake_takes_is_measured_where_nobody_knows_it() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.node.engine_mut(B).footprints[Tier::Awake as usize] = None;
+    s.node.engine_mut(B).spec.estimate.weights = Some(4 * GIB);
+    s.switch(B, None).ok_to_the_end().serving(B);
+    assert_eq!(s.node.engine(B).held, gib(B, Tier::Awake) * GIB);
+    s.forget().switch(A, None).ok_to_the_end().switch(B, None).ok_to_the_end().serving(B);
+    assert!(!s.log.iter().any(|l| l.contains("measure")), "once: {:#?}", s.log);
+}
+
+/// A journal that was cut puts an agent back to a step that the engine has long left: what it measures there is not what
+/// it thinks. Of two ways out either would do: what cannot be is not believed, and what a rehearsal does not confirm is
+/// forgotten.
+#[test]
+fn a_wrong_measurement_is_not_believed_or_not_for_ever() {
+    let start = Request::Start { engine: A, rehearse: Some(true), awake: true };
+    let parked = |s: &Session| s.node.engine(A).measured(Tier::Parked);
+    let mut s = Session::new(31, 45, &[Tier::Stopped]);
+    s.node.engine_mut(A).footprints = [None; 5];
+    s.node.engine_mut(A).spec.estimate.weights = Some(28 * GIB);
+    s.command(start.clone()).ok_until(|a| matches!(a, Action::Measure { tier: Tier::Parked, .. }));
+    s.answer(StepResult::Measured { used: Vec::new(), engine: Some(GIB), host: None });
+    assert!(parked(&s).is_none_or(|bytes| bytes >= 28 * GIB), "less than its weights: {:?}", parked(&s));
+
+    let mut s = Session::new(31, 45, &[Tier::Stopped]);
+    s.node.engine_mut(A).footprints[Tier::Parked as usize] =
+        Some(Footprint { device: Some(GIB), host: None });
+    let release = |a: &Action| matches!(a, Action::AwaitUsed { .. });
+    s.command(start.clone()).ok_until(release);
+    s.answer(StepResult::OutOfBounds { used: vec![(GPU, 29 * GIB)] }).ok_to_the_end().serving(A);
+    assert_eq!(parked(&s), None, "no rehearsal has confirmed it");
+    s.command(Request::Stop { engine: A, drain: Drain::default() }).ok_to_the_end();
+    s.command(Request::Reset(A)).ok_to_the_end().command(start).ok_to_the_end().serving(A);
+    assert_eq!(parked(&s), Some(gib(A, Tier::Parked) * GIB));
+}
