@@ -34,7 +34,6 @@ impl App {
         self.hub.leave();
         let mut gateway = self.gateway.take();
         let orderly = self.at_rest(run);
-        let config = self.config.get();
         let answers = async {
             let Some(gateway) = &mut gateway else { return };
             let limit = config.gateway.upgrade_drain;
