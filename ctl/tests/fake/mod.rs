@@ -84,6 +84,10 @@ impl Fake {
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
         }
+        // A test beside this one that is just starting a process holds its listener until that has begun.
+        while std::os::unix::net::UnixStream::connect(&self.socket).is_ok() {
+            std::thread::yield_now();
+        }
     }
 }
 
