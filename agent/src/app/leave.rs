@@ -33,6 +33,7 @@ impl App {
     pub(super) async fn leave(mut self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
         self.hub.leave();
         let mut gateway = self.gateway.take();
+        let config = self.config.get();
         let orderly = self.at_rest(run);
         let answers = async {
             let Some(gateway) = &mut gateway else { return };
