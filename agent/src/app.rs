@@ -16,11 +16,11 @@
 use crate::adopt;
 use crate::backend::Backend;
 use crate::clock;
-use crate::config::{self, Config, OnStop};
+use crate::config::{self, Config, Current, OnStop};
 use crate::control::{self, Allow, EventLog, Socket};
 use crate::cycle::{Cycles, Parts, Shown};
 use crate::device::{self, Cause, Health, Sampler, Timing};
-use crate::effects::{EngineSlot, Hands, SLOW_IS_LOST, chain};
+use crate::effects::{EngineSlot, Hands, SLOW_IS_LOST, Slots, chain};
 use crate::events::{Context, Incident, Recorder};
 use crate::gateway::proxy::{self, Gateway, Listen, Sockets};
 use crate::gateway::{Hub, Link};
@@ -30,7 +30,8 @@ use crate::journal::record::Record;
 use crate::journal::{self, Journal};
 use crate::metrics::{self, Metrics};
 use crate::process::Shims;
-use crate::schedule;
+use crate::reload::{self, Reloads};
+use crate::schedule::Schedules;
 use crate::status;
 use crate::switcher::{Admission, Board, Handle, Input, Order, Switcher, spec};
 use anyhow::{Context as _, bail};
@@ -38,7 +39,7 @@ use hotbunk_api::event::Happening;
 use hotbunk_core::event::{By, Drain, Event, Request};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::spec::DrainPolicy;
-use hotbunk_core::state::{Footprint, Node};
+use hotbunk_core::state::Node;
 use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -62,8 +63,8 @@ const BATCHES: usize = 64;
 /// A running agent.
 #[derive(Debug)]
 pub struct App {
-    /// What it was built from.
-    pub config: Arc<Config>,
+    /// What it goes by.
+    pub config: Current,
     /// Commands and state.
     pub switcher: Handle,
     /// Everything at the edge.
@@ -80,6 +81,9 @@ pub struct App {
     pub events: Arc<EventLog>,
     /// Admission of clients' requests.
     pub hub: Arc<Hub>,
+    /// Applies the configuration file as it is by then.
+    pub reloads: Reloads,
+    schedules: Schedules,
     gateway: Option<Gateway>,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
@@ -93,7 +97,8 @@ impl App {
     /// # Errors
     /// What keeps the agent from running at all, with what to do. Engines that cannot start are no such thing.
     pub async fn start(config: Config, begin: Begin, hurry: impl Future<Output = ()>) -> anyhow::Result<App> {
-        let config = Arc::new(config);
+        let current = Current::new(config);
+        let config = current.get();
         for dir in [&config.node.state_dir, &config.node.runtime_dir] {
             private_dir(dir)?;
         }
@@ -161,6 +166,7 @@ impl App {
         let taken = adopt::take_over(&mut node, &slots, left, &sampler, &recorder).await;
 
         let (inputs, received) = mpsc::unbounded_channel();
+        let slots = Slots::new(slots);
         let trees = slots.clone();
         let host = HostSampler::spawn(move || process_trees(&trees), config.node.sampling.host)
             .context("the host sampler cannot be started")?;
@@ -202,7 +208,7 @@ impl App {
             node: handle.watch(),
         });
         // Connections have been waiting; they are accepted now that demand has somewhere to go.
-        let start = |sockets| Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub));
+        let start = |sockets| Gateway::start(sockets, Arc::clone(&hub));
         let gateway = clients.map(start).transpose()?;
         let gateway_address = gateway.as_ref().map(Gateway::address);
         if let Some(address) = gateway_address {
@@ -216,8 +222,16 @@ impl App {
         let cycles = Cycles::new(Parts {
             switcher: handle.clone(),
             hands: Arc::clone(&hands),
-            config: Arc::clone(&config),
+            config: current.clone(),
             events: Arc::clone(&events),
+        });
+        let schedules = Schedules::new(cycles.clone(), handle.clone());
+        let reloads = Reloads::new(reload::Parts {
+            config: current.clone(),
+            switcher: handle.clone(),
+            hands: Arc::clone(&hands),
+            cycles: cycles.clone(),
+            schedules: schedules.clone(),
         });
 
         let metrics_address = metrics_listener.and_then(|listener| {
@@ -231,14 +245,15 @@ impl App {
             None => Socket::bind(&control_socket, None)?,
         };
         let backend = Backend::new(
-            Arc::clone(&config),
+            current.clone(),
             handle.clone(),
             Arc::clone(&hands),
             cycles.clone(),
             Arc::clone(&events),
+            reloads.clone(),
         );
         tasks.push(tokio::spawn(serve_control(socket, backend, stopping.clone())));
-        tasks.extend(schedule::tasks(&config, &cycles, &handle));
+        schedules.set(&config.schedules);
 
         let awake = match begin.engines {
             Engines::Start => {
@@ -257,7 +272,7 @@ impl App {
             "the agent is up"
         );
         Ok(App {
-            config,
+            config: current,
             switcher: handle,
             hands,
             cycles,
@@ -266,6 +281,8 @@ impl App {
             control_socket,
             events,
             hub,
+            reloads,
+            schedules,
             gateway,
             stop,
             tasks,
@@ -292,13 +309,13 @@ impl App {
                 run.over().await;
             }
         };
-        let limit = tokio::time::sleep(self.config.node.shutdown_grace);
+        let limit = tokio::time::sleep(self.config.get().node.shutdown_grace);
         tokio::select! {
             () = orderly => {}
             () = limit => tracing::warn!("not everything ended in time; what is left is killed"),
             () = hurry => tracing::warn!("told to hurry; what is left is killed"),
         }
-        for slot in &self.hands.engines {
+        for slot in self.hands.engines.all().iter() {
             let ended = slot.stop(Duration::ZERO).await;
             if ended.left > 0 {
                 tracing::error!(engine = slot.config.name, left = ended.left, "processes could not be ended");
@@ -319,9 +336,10 @@ impl App {
             // An error means that the switcher has ended.
             drop(nodes.wait_for(|node| node.operations.is_empty() && node.queue.is_empty()).await);
         };
+        let config = self.config.get();
         let answers = async {
             let Some(gateway) = &mut gateway else { return };
-            let limit = self.config.gateway.upgrade_drain;
+            let limit = config.gateway.upgrade_drain;
             if tokio::time::timeout(limit, gateway.leave()).await.is_err() {
                 tracing::warn!(
                     requests = self.hub.all_in_flight(),
@@ -333,7 +351,7 @@ impl App {
                 drop(tokio::time::timeout(LAST_WORDS, gateway.leave()).await);
             }
         };
-        let limit = tokio::time::sleep(self.config.node.shutdown_grace);
+        let limit = tokio::time::sleep(config.node.shutdown_grace);
         tokio::select! {
             _ = futures_util::future::join(orderly, answers) => {}
             () = limit => tracing::warn!("not everything ended in time; the next agent goes on with it"),
@@ -355,6 +373,7 @@ impl App {
         self.stop.send_replace(true);
         // The listeners end by themselves; the rest only ever waits.
         drop(self.switcher_task.await);
+        self.schedules.end();
         for task in self.tasks {
             task.abort();
         }
@@ -488,19 +507,13 @@ async fn remember_footprints(node: &mut Node, slots: &[Arc<EngineSlot>], recorde
             return;
         }
     };
-    for (at, slot) in slots.iter().enumerate() {
-        let ours = rows.iter().filter(|row| {
-            row.engine == slot.config.name && row.fingerprint.as_ref() == Some(&slot.fingerprint)
-        });
-        for row in ours {
-            let footprint = Footprint { device: row.device_bytes, host: row.host_bytes };
-            node.engines[at].footprints[row.tier as usize] = Some(footprint);
-        }
+    for (engine, slot) in node.engines.iter_mut().zip(slots) {
+        engine.footprints = reload::footprints(&rows, &slot.config.name, &slot.fingerprint);
     }
 }
 
-fn process_trees(slots: &[Arc<EngineSlot>]) -> HashMap<String, Vec<u32>> {
-    slots.iter().filter_map(|slot| Some((slot.config.name.clone(), slot.process()?.pids()))).collect()
+fn process_trees(slots: &Slots) -> HashMap<String, Vec<u32>> {
+    slots.all().iter().filter_map(|slot| Some((slot.config.name.clone(), slot.process()?.pids()))).collect()
 }
 
 fn sample_tasks(hands: &Arc<Hands>) -> Vec<JoinHandle<()>> {

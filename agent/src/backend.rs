@@ -1,7 +1,7 @@
 //! The agent behind its control API: requests become commands, state becomes answers.
 
 use crate::clock;
-use crate::config::{self, Config, Facts, Severity, cycle_plan};
+use crate::config::{self, Current, Facts, cycle_plan};
 use crate::control::{self, EventLog, LogStream, Peer, Subscription};
 use crate::cycle::{By as CycleBy, Cycles};
 use crate::doctor;
@@ -9,11 +9,12 @@ use crate::effects::{EngineSlot, Hands, chain};
 use crate::explain;
 use crate::journal::Query;
 use crate::logs;
+use crate::reload::{self, Reloads};
 use crate::reports;
 use crate::status::{self, Identity};
 use crate::switcher::{Admission, Client, Handle, Order};
 use crate::translate::{self, drain_in, strategy_in, tier_in};
-use hotbunk_api::check::{CheckReport, CheckRequest, Diagnostic};
+use hotbunk_api::check::{CheckReport, CheckRequest};
 use hotbunk_api::cycle::{CycleList, CycleRun, PlanSource};
 use hotbunk_api::doctor::DoctorReport;
 use hotbunk_api::error::{ApiError, ErrorCode};
@@ -21,6 +22,7 @@ use hotbunk_api::explain::{ExplainRequest, Explanation};
 use hotbunk_api::journal::{JournalEntry, JournalPage, JournalQuery};
 use hotbunk_api::logs::LogTail;
 use hotbunk_api::operation::{Initiator, Operation, OperationRequest};
+use hotbunk_api::reload::{ReloadReport, ReloadRequest};
 use hotbunk_api::status::Status;
 use hotbunk_api::version::{API_VERSION, VersionInfo};
 use hotbunk_api::words::{self, State};
@@ -40,31 +42,34 @@ pub struct Backend {
 #[derive(Debug)]
 struct Parts {
     identity: Identity,
-    config: Arc<Config>,
+    config: Current,
     switcher: Handle,
     hands: Arc<Hands>,
     cycles: Cycles,
     events: Arc<EventLog>,
+    reloads: Reloads,
 }
 
 impl Backend {
     /// The agent's face.
     pub fn new(
-        config: Arc<Config>,
+        config: Current,
         switcher: Handle,
         hands: Arc<Hands>,
         cycles: Cycles,
         events: Arc<EventLog>,
+        reloads: Reloads,
     ) -> Self {
         let node = rustix::system::uname().nodename().to_string_lossy().into_owned();
         let identity = Identity { started_at: clock::epoch(), started: clock::now(), node };
-        Backend { parts: Arc::new(Parts { identity, config, switcher, hands, cycles, events }) }
+        Backend { parts: Arc::new(Parts { identity, config, switcher, hands, cycles, events, reloads }) }
     }
 
     fn engine(&self, name: &str) -> Result<EngineId, ApiError> {
         let node = self.parts.switcher.node();
-        node.by_name(name).ok_or_else(|| {
-            ApiError::unknown_engine(name, self.parts.config.engines.iter().map(|e| e.name.as_str()))
+        node.by_name(name).filter(|id| status::is_shown(node.engine(*id))).ok_or_else(|| {
+            let config = self.parts.config.get();
+            ApiError::unknown_engine(name, config.configured().map(|(_, e)| e.name.as_str()))
         })
     }
 
@@ -137,7 +142,7 @@ impl control::Backend for Backend {
 
     async fn status(&self) -> Result<Status, ApiError> {
         let p = &self.parts;
-        Ok(status::status(&p.identity, &p.config, &p.switcher, &p.hands, &p.cycles, &p.events))
+        Ok(status::status(&p.identity, &p.config.get(), &p.switcher, &p.hands, &p.cycles, &p.events))
     }
 
     async fn submit(&self, id: String, request: OperationRequest, peer: Peer) -> Result<Operation, ApiError> {
@@ -298,7 +303,7 @@ impl control::Backend for Backend {
     }
 
     async fn doctor(&self) -> Result<DoctorReport, ApiError> {
-        Ok(doctor::examine(&self.parts.config, &self.parts.switcher, &self.parts.hands).await)
+        Ok(doctor::examine(&self.parts.config.get(), &self.parts.switcher, &self.parts.hands).await)
     }
 
     async fn check(&self, request: CheckRequest) -> Result<CheckReport, ApiError> {
@@ -307,18 +312,12 @@ impl control::Backend for Backend {
             Ok((_, warnings)) => (true, warnings),
             Err(problems) => (false, problems),
         };
-        let one = |p: &config::Problem| Diagnostic {
-            error: p.severity == Severity::Error,
-            line: p.position.and_then(|at| u32::try_from(at.line).ok()),
-            column: p.position.and_then(|at| u32::try_from(at.column).ok()),
-            message: p.message.clone(),
-            help: p.help.clone(),
-        };
-        Ok(CheckReport {
-            ok,
-            diagnostics: diagnostics.problems().iter().map(one).collect(),
-            rendered: diagnostics.render(false),
-        })
+        Ok(translate::diagnostics(ok, &diagnostics))
+    }
+
+    async fn reload(&self, request: ReloadRequest, peer: Peer) -> Result<ReloadReport, ApiError> {
+        let by = reload::By::Operator { uid: peer.uid, pid: peer.pid };
+        self.parts.reloads.reload(by, request.dry_run).await
     }
 }
 

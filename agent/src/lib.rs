@@ -25,6 +25,7 @@ pub mod journal;
 pub mod logs;
 pub mod metrics;
 pub mod process;
+pub mod reload;
 pub mod report;
 pub mod reports;
 pub mod schedule;

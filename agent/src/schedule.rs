@@ -1,20 +1,59 @@
 //! Cycles that run by themselves, by the clock on the wall.
 
 use crate::config::cycle_plan::{CyclePlan, Options};
-use crate::config::{Config, PlanRef, Schedule};
+use crate::config::{PlanRef, Schedule};
 use crate::cycle::{By, Cycles};
 use crate::events::{Context, Incident};
 use crate::switcher::Handle;
 use hotbunk_api::cycle::PlanSource;
 use jiff::{SignedDuration, ZonedDateTime};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::JoinHandle;
 
-/// One task for each schedule.
-pub fn tasks(config: &Arc<Config>, cycles: &Cycles, switcher: &Handle) -> Vec<JoinHandle<()>> {
-    let task = |schedule: &Schedule| tokio::spawn(keep(schedule.clone(), cycles.clone(), switcher.clone()));
-    config.schedules.iter().map(task).collect()
+/// One task for each schedule. Clones are the same; with the last one they end.
+#[derive(Debug, Clone)]
+pub struct Schedules {
+    cycles: Cycles,
+    switcher: Handle,
+    tasks: Arc<Mutex<Vec<Task>>>,
+}
+
+#[derive(Debug)]
+struct Task {
+    schedule: Schedule,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        // A run that it has begun goes on: it is a task of its own.
+        self.task.abort();
+    }
+}
+
+impl Schedules {
+    /// None yet.
+    pub fn new(cycles: Cycles, switcher: Handle) -> Self {
+        Schedules { cycles, switcher, tasks: Arc::default() }
+    }
+
+    /// These, and no others. One that is the same as before goes on waiting.
+    pub fn set(&self, schedules: &[Schedule]) {
+        let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
+        tasks.retain(|task| schedules.contains(&task.schedule));
+        for schedule in schedules {
+            if !tasks.iter().any(|task| task.schedule == *schedule) {
+                let work = keep(schedule.clone(), self.cycles.clone(), self.switcher.clone());
+                tasks.push(Task { schedule: schedule.clone(), task: tokio::spawn(work) });
+            }
+        }
+    }
+
+    /// None any more.
+    pub fn end(&self) {
+        self.set(&[]);
+    }
 }
 
 async fn keep(schedule: Schedule, cycles: Cycles, switcher: Handle) {

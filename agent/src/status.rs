@@ -67,13 +67,22 @@ pub fn status(
             }),
         },
         devices: device_ids(&node).map(|id| device(&node, hands, id)).collect(),
-        engines: node.ids().map(|id| engine(&node, hands, switcher.board(), id)).collect(),
+        engines: node
+            .ids()
+            .filter(|id| is_shown(node.engine(*id)))
+            .map(|id| engine(&node, hands, switcher.board(), id))
+            .collect(),
         operation,
         queue,
         gateway: Some(hands.hub.show(&node)),
         maintenance: node.paused.as_ref().map(|paused| maintenance(&node, paused)),
         cycle: cycles.current(),
     }
+}
+
+/// Whether anybody is told of an engine: what is not configured any more is, as long as a process of it is left.
+pub fn is_shown(engine: &Engine) -> bool {
+    !engine.retired || engine.process
 }
 
 /// Host bytes that engines have pinned, or will.
@@ -200,6 +209,16 @@ pub fn engine(node: &Node, hands: &Hands, board: &Board, id: EngineId) -> wire::
         // The first life is a start.
         restarts: u32::try_from(e.life.saturating_sub(1)).unwrap_or(u32::MAX),
         log_path: slot.log_path().map(|p| p.display().to_string()),
+        settings: settings(e),
+        retiring: e.retired,
+    }
+}
+
+fn settings(e: &Engine) -> wire::Settings {
+    match &e.revised {
+        None => wire::Settings::InForce,
+        Some(revised) if revised.process && e.process => wire::Settings::PendingRestart,
+        Some(_) => wire::Settings::Pending,
     }
 }
 

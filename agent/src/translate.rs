@@ -1,6 +1,8 @@
 //! Between the core's words and the control API's.
 
+use crate::config::{Diagnostics, Problem, Severity};
 use crate::switcher::Board;
+use hotbunk_api::check::{CheckReport, Diagnostic};
 use hotbunk_api::error::{ApiError, ErrorCode};
 use hotbunk_api::words;
 use hotbunk_core::plan;
@@ -138,4 +140,20 @@ pub fn leg_cost(node: &Node, step: &Step) -> Option<f64> {
         _ => return None,
     };
     Some(cost.as_secs_f64())
+}
+
+/// What a check of the configuration has found.
+pub fn diagnostics(ok: bool, diagnostics: &Diagnostics) -> CheckReport {
+    let one = |p: &Problem| Diagnostic {
+        error: p.severity == Severity::Error,
+        line: p.position.and_then(|at| u32::try_from(at.line).ok()),
+        column: p.position.and_then(|at| u32::try_from(at.column).ok()),
+        message: p.message.clone(),
+        help: p.help.clone(),
+    };
+    CheckReport {
+        ok,
+        diagnostics: diagnostics.problems().iter().map(one).collect(),
+        rendered: diagnostics.render(false),
+    }
 }

@@ -57,6 +57,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Pause(args) => commands::pause::run(context, args).await,
         Command::Resume(args) => commands::resume::run(context, args).await,
         Command::Cycle(args) => commands::cycle::run(context, args).await,
+        Command::Reload(args) => commands::reload::run(context, args).await,
         Command::Report(args) => commands::report::run(context, args).await,
         Command::Journal(args) => commands::journal::run(context, args).await,
         Command::Logs(args) => commands::logs::run(context, args).await,

@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::commands::{
-    check, completions, cycle, explain, journal, logs, man, pause, report, reset, restart, resume, sleep,
-    start, status, stop, switch, top, wake,
+    check, completions, cycle, explain, journal, logs, man, pause, reload, report, reset, restart, resume,
+    sleep, start, status, stop, switch, top, wake,
 };
 use clap::{Parser, Subcommand};
 use hotbunk_api::error::ExitCode;
@@ -59,6 +59,8 @@ pub(crate) enum Command {
     Pause(pause::Args),
     /// End maintenance: what served before serves again
     Resume(resume::Args),
+    /// Apply the configuration file as it is now, without touching what is unchanged
+    Reload(reload::Args),
     /// Run test cycles
     Cycle(cycle::Args),
     /// Show the switch report of a cycle run

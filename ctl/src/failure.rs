@@ -133,8 +133,12 @@ impl Failure {
         self
     }
 
+    /// What went wrong, a sentence.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// The exit code, before anything is said.
-    #[cfg(test)]
     pub(crate) fn exit_code(&self) -> ExitCode {
         self.exit
     }

@@ -91,6 +91,7 @@ fn help_texts() {
         "reset",
         "pause",
         "resume",
+        "reload",
         "cycle",
         "report",
         "journal",
@@ -345,6 +346,29 @@ fn journal_and_logs() {
     assert_eq!(ctl(&fake, &["logs", "A", "-f", "-n", "5"]).exits(ExitCode::Ok).stdout, "one\ntwo\nthree\n");
     let followed = ctl(&fake, &["logs", "A", "-f", "--json"]).exits(ExitCode::Ok).stdout;
     assert_eq!(followed.lines().count(), 3, "a document a line: {followed}");
+}
+
+#[test]
+fn a_reload_says_what_becomes_of_each_engine_and_of_a_file_that_is_refused() {
+    let fake = Fake::start();
+    let write = |text: &str| std::fs::write(fake.directory().join("hotbunk.toml"), text).unwrap();
+    write("new");
+    insta::assert_snapshot!("reload", ctl(&fake, &["reload"]).exits(ExitCode::Ok).whole());
+    insta::assert_snapshot!(
+        "reload_dry_run",
+        ctl(&fake, &["reload", "--dry-run"]).exits(ExitCode::Ok).whole()
+    );
+    insta::assert_snapshot!("reload_now", ctl(&fake, &["reload", "--now"]).exits(ExitCode::Ok).whole());
+    let json = ctl(&fake, &["--json", "reload"]).exits(ExitCode::Ok).json();
+    assert_eq!((&json["outcome"], &json["engines"][0]["change"]), (&"applied".into(), &"restart".into()));
+    write("same");
+    let same = ctl(&fake, &["reload", "--now"]).exits(ExitCode::Ok);
+    assert_eq!(same.stdout, "/etc/hotbunk/hotbunk.toml: nothing has changed\n");
+    write("wrong");
+    insta::assert_snapshot!("reload_invalid", ctl(&fake, &["reload"]).exits(ExitCode::BadFile).whole());
+    write("listen");
+    insta::assert_snapshot!("reload_refused", ctl(&fake, &["reload"]).exits(ExitCode::Refused).whole());
+    ctl(&fake, &["reload", "--now", "--dry-run"]).exits(ExitCode::Usage);
 }
 
 #[test]

@@ -33,6 +33,7 @@ pub mod journal;
 pub mod logs;
 pub mod openapi;
 pub mod operation;
+pub mod reload;
 pub mod report;
 pub mod route;
 pub mod status;

@@ -9,6 +9,7 @@ use crate::explain::{ExplainRequest, Explanation};
 use crate::journal::{JournalPage, JournalQuery};
 use crate::logs::{LogLine, LogTail, LogsQuery};
 use crate::operation::{Operation, OperationList, Submit, WaitQuery};
+use crate::reload::{ReloadReport, ReloadRequest};
 use crate::route::{Method, Route};
 use crate::status::Status;
 use crate::version::{API_VERSION, VersionInfo};
@@ -100,6 +101,10 @@ fn shape(route: Route, g: &mut SchemaGenerator) -> Shape {
         Route::Check => Shape {
             body: Some(of::<CheckRequest>(g)),
             ..read("Check a configuration's text; nothing is applied", of::<CheckReport>(g))
+        },
+        Route::Reload => Shape {
+            body: Some(of::<ReloadRequest>(g)),
+            ..read("Apply the configuration file as it is now, all of it or nothing", of::<ReloadReport>(g))
         },
     }
 }

@@ -52,6 +52,8 @@ pub enum Route {
     Doctor,
     /// Check a configuration's text.
     Check,
+    /// Apply the configuration file as it is now.
+    Reload,
 }
 
 impl Route {
@@ -77,6 +79,7 @@ impl Route {
         Route::Events,
         Route::Doctor,
         Route::Check,
+        Route::Reload,
     ];
 
     /// Its method.
@@ -87,7 +90,8 @@ impl Route {
             | Route::Explain
             | Route::RunCycle
             | Route::CancelCycle
-            | Route::Check => Method::Post,
+            | Route::Check
+            | Route::Reload => Method::Post,
             _ => Method::Get,
         }
     }
@@ -113,6 +117,7 @@ impl Route {
             Route::Events => "/v1/events",
             Route::Doctor => "/v1/doctor",
             Route::Check => "/v1/check",
+            Route::Reload => "/v1/reload",
         }
     }
 
@@ -154,7 +159,7 @@ mod tests {
         let routes: BTreeSet<_> = Route::ALL.iter().map(|r| (r.method(), r.path())).collect();
         assert_eq!(routes.len(), Route::ALL.len());
         assert!(Route::ALL.is_sorted(), "ALL follows the declaration, so a missing one shows");
-        assert_eq!(Route::ALL.last(), Some(&Route::Check));
+        assert_eq!(Route::ALL.last(), Some(&Route::Reload));
     }
 
     #[test]

@@ -171,6 +171,25 @@ pub struct EngineStatus {
     pub restarts: u32,
     /// Log file of this incarnation, absolute.
     pub log_path: Option<String>,
+    /// Whether the configured settings are those that it runs with.
+    #[serde(default)]
+    pub settings: Settings,
+    /// It is not configured any more: it finishes what it serves and is stopped at its next idle moment.
+    #[serde(default)]
+    pub retiring: bool,
+}
+
+/// Whether the configured settings of an engine are in force.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Settings {
+    /// They are.
+    #[default]
+    InForce,
+    /// Newer ones come into force as soon as nothing is under way on its devices.
+    Pending,
+    /// Newer ones come into force with its next process: at its next idle moment, or with `ctl restart`.
+    PendingRestart,
 }
 
 /// What an engine is doing.

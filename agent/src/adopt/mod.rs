@@ -16,7 +16,7 @@
 //! it is.
 //!
 //! A process that was started with other settings than are configured now serves on as it is (that is what it was doing)
-//! and is said; the next restart applies them. One whose engine is not configured any more is stopped. One without its
+//! and is said; it is restarted with them at its next idle moment, as after a reload. One whose engine is not configured any more is stopped. One without its
 //! shim cannot be held: nobody reads its output or would hear of its end, so its tree is ended, as when a shim dies under
 //! a living agent.
 
@@ -37,6 +37,7 @@ use hotbunk_api::operation::Operation;
 use hotbunk_core::adopt::{Adopted, Adoption, Found, Process};
 use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
+use hotbunk_core::revise::Revised;
 use hotbunk_core::state::Node;
 use hotbunk_core::time::Moment;
 use std::collections::HashMap;
@@ -209,6 +210,12 @@ pub async fn take_over(
             node.engines[at].costs = kept.costs;
         }
         let kept = kept.filter(|_| former.same_boot);
+        // What was kept is of other settings: with or without a process, it is not taken for measured with these.
+        let other = former.lives.get(name).is_some_and(|life| life.fingerprint != slot.fingerprint);
+        if other {
+            let (spec, footprints) = (node.engines[at].spec.clone(), node.engines[at].footprints);
+            node.engines[at].revised = Some(Box::new(Revised { spec, process: true, footprints }));
+        }
         if kept.is_some() || found.process != Process::None {
             let engine = EngineId(u16::try_from(at).unwrap_or(u16::MAX));
             engines.push(Adopted { engine, kept, found });

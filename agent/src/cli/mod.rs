@@ -9,6 +9,7 @@ mod terminal;
 use crate::demo::{self, DemoArgs};
 use clap::{CommandFactory, Parser, Subcommand};
 use hotbunk_api::error::ExitCode as Code;
+pub(crate) use run::filter_log;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -10,6 +10,7 @@ use hotbunk_api::error::ExitCode as Code;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::sync::OnceLock;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing_subscriber::EnvFilter;
@@ -52,16 +53,44 @@ pub(crate) fn main(args: RunArgs) -> ExitCode {
     block_on(daemon(config, Begin { engines, former: Former::TakeOver, inherited }))
 }
 
+/// Puts another filter into force; false where that is not possible.
+type SetFilter = Box<dyn Fn(EnvFilter) -> bool + Send + Sync>;
+
+/// The log is one for the process.
+static LOG: OnceLock<SetFilter> = OnceLock::new();
+
 /// Log lines to stderr, as configured; `RUST_LOG` has the last word.
 pub(crate) fn logging(config: &Config) {
     let filter =
         EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&config.node.log_filter));
     let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     // A second call within one process (tests) changes nothing.
-    let _ = match config.node.log_format {
-        LogFormat::Json => lines.json().try_init(),
-        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).try_init(),
-    };
+    match config.node.log_format {
+        LogFormat::Json => {
+            let lines = lines.json().with_filter_reloading();
+            let handle = lines.reload_handle();
+            if lines.try_init().is_ok() {
+                drop(LOG.set(Box::new(move |filter| handle.reload(filter).is_ok())));
+            }
+        }
+        LogFormat::Text => {
+            let lines = lines.with_ansi(std::io::stderr().is_terminal()).with_filter_reloading();
+            let handle = lines.reload_handle();
+            if lines.try_init().is_ok() {
+                drop(LOG.set(Box::new(move |filter| handle.reload(filter).is_ok())));
+            }
+        }
+    }
+}
+
+/// Another filter, from now on; `RUST_LOG` still has the last word.
+pub(crate) fn filter_log(filter: &str) {
+    if EnvFilter::try_from_default_env().is_err()
+        && let Some(set) = LOG.get()
+        && !set(EnvFilter::new(filter))
+    {
+        tracing::error!("the log filter stays as it was");
+    }
 }
 
 /// Runs on the agent's own runtime.
@@ -81,14 +110,15 @@ pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
 }
 
 async fn daemon(config: Config, begin: Begin) -> ExitCode {
-    let mut signals = match Signals::new() {
-        Ok(signals) => signals,
+    // SIGHUP as early as the others: it must not end an agent that is still starting.
+    let received = Signals::new().and_then(|signals| Ok((signals, signal(SignalKind::hangup())?)));
+    let (mut signals, mut hangups) = match received {
+        Ok(received) => received,
         Err(error) => {
             say(&format!("signals cannot be received: {error}"));
             return Code::Failed.into();
         }
     };
-    let on_stop = config.node.on_stop;
     // Told to stop while what cannot be taken over is being stopped: that is hurried up, and then everything ends.
     let mut told = None;
     let app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
@@ -102,10 +132,15 @@ async fn daemon(config: Config, begin: Begin) -> ExitCode {
     let watchdog = tokio::spawn(watchdog(app.switcher.clone()));
     let reason = match told {
         Some(reason) => reason,
-        None => signals.next().await,
+        None => loop {
+            tokio::select! {
+                reason = signals.next() => break reason,
+                _ = hangups.recv() => app.reloads.on_signal().await,
+            }
+        },
     };
     drop(sd_notify::notify(&[sd_notify::NotifyState::Stopping]));
-    let engines = if reason == LEAVE { OnStop::Leave } else { on_stop };
+    let engines = if reason == LEAVE { OnStop::Leave } else { app.config.get().node.on_stop };
     match engines {
         OnStop::Stop => say(&format!("{reason}: stopping all engines (again to kill them)")),
         OnStop::Leave => say(&format!("{reason}: going, the engines stay (again to go at once)")),

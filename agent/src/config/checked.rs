@@ -226,6 +226,8 @@ pub struct Engine {
     pub timeouts: Timeouts,
     /// Whether the command runs the project's simulated engine.
     pub simulated: bool,
+    /// It is not in the file any more; what stands here is what stood there last ([`Config::arranged`]).
+    pub retired: bool,
 }
 
 impl Engine {
@@ -472,6 +474,11 @@ impl Config {
     /// Index of an engine by its name.
     pub fn engine_index(&self, name: &str) -> Option<usize> {
         self.engines.iter().position(|engine| engine.name == name)
+    }
+
+    /// Engines that are in the file, with their indices.
+    pub fn configured(&self) -> impl Iterator<Item = (usize, &Engine)> {
+        self.engines.iter().enumerate().filter(|(_, engine)| !engine.retired)
     }
 
     /// Whether an engine's transitions can be verified by device bytes; false means by probes alone.

@@ -14,9 +14,12 @@ use std::path::{Path, PathBuf};
 
 use toml::de::DeTable;
 
+mod arrange;
+pub mod changes;
 mod check;
 pub mod checked;
 mod cron;
+mod current;
 pub mod cycle_plan;
 pub mod diagnostics;
 pub mod gateway;
@@ -34,6 +37,7 @@ pub use checked::{
     Config, Container, Device, Drain, Engine, Journal, LogFiles, LogFormat, Node, OnFailure, OnStop, PlanRef,
     Policy, Recycle, Restart, Sampling, Schedule, Secret, Selector, Simulated, Source, Strategy, Timeouts,
 };
+pub use current::Current;
 pub use cycle_plan::CyclePlan;
 pub use diagnostics::{Diagnostics, Position, Problem, Severity};
 pub use gateway::{Gateway, Limits, Tenant};

@@ -11,6 +11,7 @@ use hotbunk_api::explain::{ExplainRequest, Explanation};
 use hotbunk_api::journal::{JournalPage, JournalQuery};
 use hotbunk_api::logs::{LogLine, LogTail};
 use hotbunk_api::operation::{Operation, OperationRequest};
+use hotbunk_api::reload::{ReloadReport, ReloadRequest};
 use hotbunk_api::status::Status;
 use hotbunk_api::version::VersionInfo;
 use std::future::Future;
@@ -109,4 +110,11 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Checks a configuration's text.
     fn check(&self, request: CheckRequest) -> impl Future<Output = Result<CheckReport, ApiError>> + Send;
+
+    /// Applies the configuration file as it is now, all of it or nothing, or says what that would do.
+    fn reload(
+        &self,
+        request: ReloadRequest,
+        peer: Peer,
+    ) -> impl Future<Output = Result<ReloadReport, ApiError>> + Send;
 }

@@ -100,6 +100,7 @@ fn handler<B: Backend>(route: Route) -> MethodRouter<Arc<Shared<B>>> {
         Route::Status => get(handlers::node::status::<B>),
         Route::Doctor => get(handlers::node::doctor::<B>),
         Route::Check => post(handlers::node::check::<B>),
+        Route::Reload => post(handlers::node::reload::<B>),
         Route::Operations => get(handlers::operations::list::<B>),
         Route::Submit => post(handlers::operations::submit::<B>),
         Route::Operation => get(handlers::operations::show::<B>),

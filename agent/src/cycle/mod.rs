@@ -14,7 +14,7 @@ mod run;
 mod shown;
 
 use crate::config::cycle_plan::{CyclePlan, PlannedStep};
-use crate::config::{Config, cycle_plan};
+use crate::config::{Current, cycle_plan};
 use crate::control::EventLog;
 use crate::effects::Hands;
 use crate::events::Recorder;
@@ -64,7 +64,7 @@ pub struct Parts {
     /// Load, samples, journal.
     pub hands: Arc<Hands>,
     /// Engines and devices.
-    pub config: Arc<Config>,
+    pub config: Current,
     /// Who follows.
     pub events: Arc<EventLog>,
 }
@@ -107,7 +107,7 @@ impl Cycles {
     }
 
     fn engine_names(&self) -> Vec<String> {
-        self.parts.config.engines.iter().map(|e| e.name.clone()).collect()
+        self.parts.config.get().configured().map(|(_, e)| e.name.clone()).collect()
     }
 
     /// Reads a plan that came over the API or from the configuration, and expands it for this node.
@@ -201,6 +201,18 @@ impl Cycles {
         }
         runs.push(Known { shown: shown.clone(), cancel });
         Ok(shown)
+    }
+
+    /// Does something while no run is under way and none can begin; the id of the run that is under way otherwise.
+    ///
+    /// # Errors
+    /// One is.
+    pub fn between<T>(&self, work: impl FnOnce() -> T) -> Result<T, String> {
+        let runs = self.runs();
+        match runs.iter().map(|k| k.shown.get()).find(|r| !r.state.is_over()) {
+            Some(run) => Err(run.id),
+            None => Ok(work()),
+        }
     }
 
     /// The run that is under way.

@@ -76,7 +76,7 @@ impl Run {
         cancelled: watch::Receiver<bool>,
     ) -> Self {
         let context = Context::none().in_run(id.clone());
-        let speed = parts.config.simulated.as_ref().map_or(1.0, |s| s.speed);
+        let speed = parts.config.get().simulated.as_ref().map_or(1.0, |s| s.speed);
         Run { parts, id, plan, steps, shown, cancelled, context, speed }
     }
 
@@ -152,8 +152,8 @@ impl Run {
     /// Handoffs pass at the speed that the report names, whatever the simulated engines were started with: `demo`
     /// starts and rehearses them fast where its handoffs are to be looked at in real time.
     async fn pace(&self) {
-        let Some(simulated) = &self.parts.config.simulated else { return };
-        for slot in self.parts.hands.engines.iter().filter(|slot| slot.config.simulated) {
+        let Some(simulated) = self.parts.config.get().simulated.clone() else { return };
+        for slot in self.parts.hands.engines.all().iter().filter(|slot| slot.config.simulated) {
             let Some(client) = slot.client() else { continue };
             if let Err(error) = client.set_simulated_speed(simulated.speed, PACE).await {
                 let (engine, speed) = (&slot.config.name, simulated.speed);
@@ -174,15 +174,16 @@ impl Run {
     }
 
     fn started(&self) -> Record {
-        let config = &self.parts.config;
-        let slots = &self.parts.hands.engines;
+        let config = self.parts.config.get();
+        let all = self.parts.hands.engines.all();
+        let slots: Vec<_> = config.configured().filter_map(|(at, _)| all.get(at)).collect();
         let version = slots.iter().find_map(|s| s.facts().version).unwrap_or_else(|| "unknown".to_owned());
         let info = (0..config.devices.len())
             .filter_map(|d| self.parts.hands.sampler.info(DeviceId(u16::try_from(d).unwrap_or(u16::MAX))));
         let info: Vec<_> = info.collect();
         let cuda = info.iter().find_map(|i| i.cuda.clone()).map_or(String::new(), |c| format!(" / CUDA {c}"));
         let gpu = info.first().map_or("unknown".to_owned(), |i| format!("{} × {}", info.len(), i.model));
-        let kv: Vec<Option<u64>> = config.engines.iter().map(|e| e.kv_cache_bytes).collect();
+        let kv: Vec<Option<u64>> = config.configured().map(|(_, e)| e.kv_cache_bytes).collect();
         let same = kv.first().copied().flatten().filter(|first| kv.iter().all(|k| *k == Some(*first)));
         #[expect(clippy::cast_precision_loss, reason = "GiB for people")]
         let kv_gib = same.map(|bytes| bytes as f64 / crate::config::checked::GIB as f64);

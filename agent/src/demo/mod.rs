@@ -206,7 +206,7 @@ async fn stay(app: &App, signals: &mut run::Signals) {
     }
     if let Some(address) = app.gateway_address {
         say("one endpoint serves every model, and switches to the one that is asked for:");
-        for slot in &app.hands.engines {
+        for slot in app.hands.engines.all().iter() {
             say(&format!(
                 "  curl -N http://{address}/v1/completions -H 'content-type: application/json' -d '{{\"model\": \"{}\", \"prompt\": \"hello\", \"max_tokens\": 8}}'",
                 slot.config.model

@@ -242,6 +242,12 @@ impl Sampler {
         queue
     }
 
+    /// Reads at other rates from now on: at rest, and while a [`FastGuard`] lives.
+    pub fn pace(&self, rest: Duration, fast: Duration) {
+        // Where the sampler has ended, nothing is read.
+        let _ = self.shared.commands.send(Command::Pace { rest, fast });
+    }
+
     /// Hands over the rows that are waiting for a batch, and returns when that was done.
     pub async fn flush(&self) {
         let (done, finished) = oneshot::channel();

@@ -39,6 +39,8 @@ pub(super) enum Command {
     Subscribe(mpsc::Sender<Vec<Sample>>),
     /// Send waiting rows now.
     Flush(oneshot::Sender<()>),
+    /// Read at other rates from now on.
+    Pace { rest: Duration, fast: Duration },
 }
 
 /// The driver's thread, from here.
@@ -201,6 +203,11 @@ impl Actor {
     fn on_command(&mut self, command: Command) {
         match command {
             Command::Subscribe(rows) => self.rows.subscribe(rows),
+            Command::Pace { rest, fast } => {
+                (self.timing.rest, self.timing.fast) = (rest, fast);
+                // The next one may have been due much later.
+                self.next_tick = self.next_tick.min(Instant::now() + self.period());
+            }
             Command::Flush(done) => {
                 self.rows.flush();
                 // Whoever asked may be gone.

@@ -11,7 +11,7 @@ use hotbunk_core::tier::Tier;
 
 /// Every engine that does not serve: the switch to it, and from there back to whoever it would replace.
 pub(super) fn all(node: &Node) -> Vec<DoctorCheck> {
-    let idle = node.ids().filter(|id| !node.engine(*id).is_serving());
+    let idle = node.ids().filter(|id| !node.engine(*id).is_serving() && !node.engine(*id).retired);
     idle.flat_map(|to| there_and_back(node, to)).collect()
 }
 

@@ -29,7 +29,7 @@ pub async fn examine(config: &Config, switcher: &Handle, hands: &Hands) -> Docto
     }
     checks.push(host_memory(&node, hands));
     checks.extend(hands.left_alone.iter().map(left_alone));
-    for id in node.ids() {
+    for id in node.ids().filter(|id| crate::status::is_shown(node.engine(*id))) {
         let slot = hands.slot(id);
         checks.push(program(&slot.config.name, &slot.config.command));
         checks.push(port(&slot.config.name, slot.config.port, slot.process()));
@@ -58,7 +58,7 @@ fn configuration(config: &Config) -> DoctorCheck {
             check(name, DoctorVerdict::Warning, problems.render(false))
         }
         Err(problems) => DoctorCheck {
-            help: Some("the agent still runs with the file as it was when it started".to_owned()),
+            help: Some("the agent still runs with the file as it was when it was read last; `ctl reload` refuses this one".to_owned()),
             ..check(name, DoctorVerdict::Error, problems.render(false))
         },
     }

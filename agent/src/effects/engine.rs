@@ -10,7 +10,7 @@ use crate::process::{
 };
 use hotbunk_core::capability::Capabilities;
 use std::path::PathBuf;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::task::AbortHandle;
 use tokio::time::Instant;
@@ -18,15 +18,26 @@ use tokio::time::Instant;
 /// One question while an engine gets ready; those that hang are asked again.
 const QUESTION: Duration = Duration::from_secs(5);
 
-/// An engine, as the edge holds it.
+/// An engine, as the edge holds it. Newer settings come into force with another slot of the same engine, which shares
+/// everything that lives ([`super::Slots`]).
 #[derive(Debug)]
 pub struct EngineSlot {
+    /// The settings in force: those that its process was started with, as far as they are about that.
+    pub config: config::Engine,
+    /// Hash of what a running engine would have to be restarted for.
+    pub fingerprint: String,
+    live: Arc<Mutex<Live>>,
+    seen: Arc<Mutex<Seen>>,
+    next: Arc<Mutex<Option<Settings>>>,
+}
+
+/// Settings of an engine, with their fingerprint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Settings {
     /// From the configuration.
     pub config: config::Engine,
     /// Hash of what a running engine would have to be restarted for.
     pub fingerprint: String,
-    live: Mutex<Live>,
-    seen: Mutex<Seen>,
 }
 
 /// What changes with each incarnation.
@@ -56,7 +67,46 @@ pub struct Facts {
 impl EngineSlot {
     /// An engine without a process.
     pub fn new(config: config::Engine, fingerprint: String) -> Self {
-        EngineSlot { config, fingerprint, live: Mutex::default(), seen: Mutex::default() }
+        EngineSlot { config, fingerprint, live: Arc::default(), seen: Arc::default(), next: Arc::default() }
+    }
+
+    /// What its process was started with; without one, what it would be started with.
+    pub fn running_fingerprint(&self) -> String {
+        let started = self.live(|l| l.process.as_ref().and(l.fingerprint.clone()));
+        started.unwrap_or_else(|| self.fingerprint.clone())
+    }
+
+    /// The settings that wait until the core puts them into force, or that none do any more.
+    pub fn expect(&self, next: Option<Settings>) {
+        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+
+    /// Whether settings wait that its process has to be started anew for.
+    pub fn waits_for_its_next_process(&self) -> bool {
+        let next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        next.as_ref().is_some_and(|next| next.fingerprint != self.fingerprint)
+    }
+
+    /// The same engine with the settings that were waiting; `None` where none were.
+    pub(super) fn revised(&self) -> Option<EngineSlot> {
+        let next = self.next.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let revised = EngineSlot {
+            config: next.config,
+            fingerprint: next.fingerprint,
+            live: Arc::clone(&self.live),
+            seen: Arc::clone(&self.seen),
+            next: Arc::clone(&self.next),
+        };
+        if revised.fingerprint != self.fingerprint {
+            // A process that was taken over, and turns out to have been started with these.
+            let client = Client::new(revised.endpoint());
+            revised.live(|l| {
+                if l.client.is_some() {
+                    l.client = client.ok();
+                }
+            });
+        }
+        Some(revised)
     }
 
     /// What is remembered of it.

@@ -7,11 +7,13 @@ mod device;
 mod drain;
 mod engine;
 mod seen;
+mod slots;
 mod work;
 
 pub use device::SLOW_IS_LOST;
-pub use engine::{Ended, EngineSlot, Facts, chain};
+pub use engine::{Ended, EngineSlot, Facts, Settings, chain};
 pub use seen::{Compared, Seen, Stopped};
+pub use slots::Slots;
 pub use work::{Called, WorkLog};
 
 use crate::adopt::keep_life;
@@ -47,8 +49,8 @@ const FRESH: Duration = Duration::from_millis(15);
 /// Everything at the edge.
 #[derive(Debug)]
 pub struct Hands {
-    /// Engines in the configuration's order.
-    pub engines: Vec<Arc<EngineSlot>>,
+    /// Engines by their ids.
+    pub engines: Slots,
     /// Device memory.
     pub sampler: Sampler,
     /// Host memory.
@@ -92,7 +94,14 @@ pub struct Purpose {
 impl Hands {
     /// An engine. Ids come from the configuration that the slots were made of.
     pub fn slot(&self, id: EngineId) -> Arc<EngineSlot> {
-        Arc::clone(&self.engines[usize::from(id.0)])
+        self.engines.get(id)
+    }
+
+    /// Newer settings of an engine are in force, says the core.
+    pub fn put_in_force(&self, id: EngineId) {
+        if self.engines.put_in_force(id) {
+            self.hub.revised(id, &self.slot(id).config);
+        }
     }
 
     /// Does an action; the answer comes as [`Input::Done`].
@@ -402,7 +411,8 @@ impl Hands {
 
     /// Tells the device sampler which process belongs to which engine.
     pub fn refresh_owners(&self) {
-        let owners = self.engines.iter().flat_map(|slot| {
+        let slots = self.engines.all();
+        let owners = slots.iter().flat_map(|slot| {
             let pids = slot.process().map(|p| p.pids()).unwrap_or_default();
             pids.into_iter().map(|pid| (pid, slot.config.name.clone()))
         });

@@ -59,7 +59,7 @@ impl WorkLog {
     ) -> Option<Vec<EngineWork>> {
         let mut all = Vec::new();
         let mut complete = true;
-        for slot in &hands.engines {
+        for slot in hands.engines.all().iter() {
             let called: Vec<&Called> = calls.iter().filter(|c| c.engine == slot.config.name).collect();
             match &slot.config.op_log {
                 Some(path) => {

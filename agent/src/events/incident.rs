@@ -37,7 +37,7 @@ pub enum Incident {
     /// An engine was taken over that runs with other settings than are configured.
     #[error(
         "engine {engine} serves on with the settings it was started with ({was}), which are not the configured ones; \
-         restart it to apply those"
+         it is restarted with those at its next idle moment"
     )]
     SettingsChanged {
         /// Engine's name.
@@ -121,11 +121,17 @@ pub enum Incident {
         /// Why.
         reason: String,
     },
+    /// A changed configuration was not applied, and nobody waited for the answer.
+    #[error("the configuration was not reloaded, the agent goes on with what it had: {reason}")]
+    ReloadRefused {
+        /// Why, and what to do.
+        reason: String,
+    },
 }
 
 impl Incident {
     /// The code of every incident of this list.
-    pub const CODES: [&'static str; 12] = [
+    pub const CODES: [&'static str; 13] = [
         "predecessor_stopped",
         "left_alone",
         "settings_changed",
@@ -138,6 +144,7 @@ impl Incident {
         "journal_set_aside",
         "journal_failed",
         "journal_restored",
+        "reload_refused",
     ];
 
     /// Stable, snake_case.
@@ -155,6 +162,7 @@ impl Incident {
             Incident::JournalSetAside { .. } => "journal_set_aside",
             Incident::JournalFailed { .. } => "journal_failed",
             Incident::JournalRestored { .. } => "journal_restored",
+            Incident::ReloadRefused { .. } => "reload_refused",
         }
     }
 
@@ -172,7 +180,8 @@ impl Incident {
             | Incident::CycleSkipped { .. }
             | Incident::JournalSetAside { .. }
             | Incident::JournalFailed { .. }
-            | Incident::JournalRestored { .. } => None,
+            | Incident::JournalRestored { .. }
+            | Incident::ReloadRefused { .. } => None,
         }
     }
 

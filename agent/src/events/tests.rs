@@ -118,6 +118,7 @@ fn incidents() -> Vec<Incident> {
         Incident::JournalSetAside { aside: "journal.db.damaged-x".into(), reason: "malformed".into() },
         Incident::JournalFailed { reason: "disk full".into() },
         Incident::JournalRestored { lost: 7 },
+        Incident::ReloadRefused { reason: "hotbunk.toml has 1 error(s)".into() },
     ]
 }
 

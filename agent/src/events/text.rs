@@ -1,7 +1,7 @@
 //! Sentences for people: what the log line and the event stream say about a record.
 
 use super::incident;
-use crate::journal::record::{Outcome, Record};
+use crate::journal::record::{Outcome, Record, ReloadedEngine};
 use std::fmt::{self, Display, Formatter};
 use std::time::Duration;
 use tracing::Level;
@@ -106,6 +106,24 @@ impl Display for Sentence<'_> {
             Record::Configured { engine, fingerprint } => {
                 write!(f, "engine {engine} has settings {fingerprint}")
             }
+            Record::Reloaded { by, outcome, engines, settings, problem } => {
+                write!(f, "configuration read again for {by}: {outcome}")?;
+                for ReloadedEngine { engine, change, from, to } in engines {
+                    write!(f, "; engine {engine}: {change}")?;
+                    if let (Some(from), Some(to)) = (from, to)
+                        && from != to
+                    {
+                        write!(f, " ({from} → {to})")?;
+                    }
+                }
+                if !settings.is_empty() {
+                    write!(f, "; changed: {}", settings.join(", "))?;
+                }
+                match problem {
+                    Some(problem) => write!(f, ": {problem}"),
+                    None => Ok(()),
+                }
+            }
             Record::Ready { engine, version, .. } => write!(f, "engine {engine} is ready, vLLM {version}"),
             Record::Transition { engine, from, to, reason, .. } => {
                 write!(f, "engine {engine}: {from} → {to} ({reason})")
@@ -203,6 +221,7 @@ pub fn level(record: &Record) -> Level {
         | Record::Adopted { .. }
         | Record::Resumed { .. }
         | Record::Recovered { .. }
+        | Record::Reloaded { .. }
         | Record::Ready { .. }
         | Record::Transition { .. }
         | Record::Footprint { .. }

@@ -7,6 +7,7 @@ use super::refusal::Refusal;
 use super::tenant::Tenant;
 use crate::clock;
 use crate::metrics::Metrics;
+use crate::status;
 use hotbunk_core::effect::{Effect, Note};
 use hotbunk_core::event::{By, Request, Use};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
@@ -71,6 +72,7 @@ impl Hub {
             }
             let standing = match &engine.condition {
                 _ if node.closing => Standing::Closing,
+                _ if engine.retired => Standing::Retired,
                 Condition::Failed(reason) => Standing::Failed(reason.clone()),
                 _ if node.is_paused() => Standing::Paused,
                 Condition::Backoff(_) => Standing::Down,
@@ -142,22 +144,26 @@ impl Hub {
     pub fn uses(&self, node: &Node) -> Vec<Use> {
         let told =
             |line: &Line| Use { engine: line.id, in_flight: line.gate.in_flight(), at: line.used_at() };
+        // One that was added a moment ago is not the node's yet.
+        let known = node.engines.len();
         let is_new = |told: &Use| {
             let engine = node.engine(told.engine);
             told.in_flight != engine.in_flight || told.at > engine.used_at
         };
-        self.lines.iter().map(told).filter(is_new).collect()
+        self.lines.iter().take(known).map(told).filter(is_new).collect()
     }
 
     /// Brings the gateway's series up to date.
     pub(super) fn measure(&self, metrics: &Metrics) {
-        for line in &self.lines {
+        for line in self.lines.iter() {
             metrics.gateway_load(&line.name, line.gate.in_flight(), line.held());
         }
-        for tenant in self.tenants.all() {
+        for tenant in self.face().tenants.shown() {
             metrics.tenant_switching(tenant.name(), tenant.switch_time());
         }
         let Some(node) = self.node() else { return };
+        let gone = node.engines.iter().filter(|e| !status::is_shown(e)).map(|e| e.spec.name.clone());
+        metrics.hide(gone.collect());
         let spent = self.moves(|moves| moves.spent.clone());
         for (at, device) in node.devices.iter().enumerate() {
             let id = DeviceId(u16::try_from(at).unwrap_or(u16::MAX));

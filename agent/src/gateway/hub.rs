@@ -1,6 +1,8 @@
 //! Where requests and engines meet: one for the node.
 
+use super::face::{Face, Serves};
 use super::follow::Moves;
+use super::grows::Grows;
 use super::held::Held;
 use super::lease::{Aborted, Lease};
 use super::line::{Bytes, Line, Standing, TurnedAway, Waiter};
@@ -9,12 +11,12 @@ use super::tenant::{Tenant, Tenants};
 use crate::clock;
 use crate::config::{self, Config};
 use crate::metrics::Metrics;
+use arc_swap::{ArcSwap, Guard};
 use hotbunk_core::demand::{self, Never};
 use hotbunk_core::event::{Event, Use};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::state::Node;
 use hyper::HeaderMap;
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -96,11 +98,8 @@ impl std::fmt::Debug for Link {
 /// See the module.
 #[derive(Debug)]
 pub struct Hub {
-    pub(super) lines: Vec<Line>,
-    names: HashMap<String, EngineId>,
-    models: Vec<Model>,
-    pub(super) tenants: Tenants,
-    pub(super) settings: config::Gateway,
+    pub(super) lines: Grows<Line>,
+    face: ArcSwap<Face>,
     /// Bytes of bodies that wait.
     pub(super) bytes: AtomicU64,
     /// Requests that wait, all engines together.
@@ -115,32 +114,11 @@ pub struct Hub {
 impl Hub {
     /// A hub whose gates are all closed.
     pub fn new(config: &Config, metrics: Metrics) -> Arc<Self> {
-        let id = |at: usize| EngineId(u16::try_from(at).unwrap_or(u16::MAX));
-        let engines = || config.engines.iter().enumerate().map(|(at, engine)| (id(at), engine));
-        let mut names = HashMap::new();
-        let mut models = Vec::new();
-        for (at, engine) in engines() {
-            for name in engine.model_ids() {
-                // Of several engines that serve one model the first is meant.
-                if names.contains_key(name) {
-                    continue;
-                }
-                names.insert(name.to_owned(), at);
-                models.push(Model {
-                    id: name.to_owned(),
-                    engine: at,
-                    engine_name: engine.name.clone(),
-                    alias_of: (name != engine.model).then(|| engine.model.clone()),
-                    tier: "stopped",
-                });
-            }
-        }
+        let tenants = Arc::new(Tenants::new(&config.gateway, config.engines.len()));
+        let serves = config.engines.iter().map(|engine| Some(engine.into())).collect();
         let hub = Arc::new(Hub {
-            lines: engines().map(|(at, engine)| Line::new(at, engine)).collect(),
-            names,
-            models,
-            tenants: Tenants::new(&config.gateway, config.engines.len()),
-            settings: config.gateway.clone(),
+            lines: Grows::default(),
+            face: ArcSwap::from_pointee(Face::new(serves, tenants, Arc::new(config.gateway.clone()))),
             bytes: AtomicU64::new(0),
             held: AtomicU32::new(0),
             metrics,
@@ -149,6 +127,7 @@ impl Hub {
             address: OnceLock::new(),
             leaving: AtomicBool::new(false),
         });
+        config.engines.iter().for_each(|engine| hub.grow(engine));
         let measured = Arc::downgrade(&hub);
         hub.metrics.before_scrape(move |metrics| {
             if let Some(hub) = measured.upgrade() {
@@ -161,6 +140,55 @@ impl Hub {
     /// Gives it its way to the switcher; the first one counts.
     pub fn attach(&self, link: Link) {
         drop(self.link.set(link));
+    }
+
+    /// One more engine, of the next id. Its models can be asked for once [`Hub::configure`] names them.
+    pub(crate) fn grow(&self, engine: &config::Engine) {
+        let id = EngineId(u16::try_from(self.lines.len()).unwrap_or(u16::MAX));
+        // Ids end before the room does.
+        let _ = self.lines.push(Line::new(id, engine));
+    }
+
+    /// Another configuration, of the same engines and such as were added since. `in_force` is an engine with the settings
+    /// that its process runs with, where the configured ones wait for its next one: what is served is still what those say.
+    ///
+    /// Limits and counts of a tenant go on where they were. Whoever asks for a model of an engine that is not configured any
+    /// more is told that there is none from now on; what was asked for before is finished.
+    pub(crate) fn configure(
+        self: &Arc<Self>,
+        config: &Config,
+        in_force: impl Fn(EngineId) -> Option<Arc<crate::effects::EngineSlot>>,
+    ) {
+        let mut serves: Vec<Option<Serves>> = Vec::new();
+        for (line, engine) in self.lines.iter().zip(&config.engines) {
+            let waits = in_force(line.id);
+            serves.push(match (&waits, engine.retired) {
+                (_, true) => None,
+                (Some(slot), false) => Some((&slot.config).into()),
+                (None, false) => Some(engine.into()),
+            });
+            line.limit_to(engine.max_in_flight);
+        }
+        let tenants = self.face().tenants.again(&config.gateway, config.engines.len());
+        self.face.store(Arc::new(Face::new(serves, Arc::new(tenants), Arc::new(config.gateway.clone()))));
+        // There may be room by the new limits.
+        self.lines.iter().for_each(|line| line.pump(self));
+    }
+
+    /// Newer settings of an engine are in force.
+    pub(crate) fn revised(&self, id: EngineId, engine: &config::Engine) {
+        self.line(id).revised(engine);
+        self.face.store(Arc::new(self.face().serving(id, engine)));
+    }
+
+    /// What clients find, as it is now.
+    pub(super) fn face(&self) -> Guard<Arc<Face>> {
+        self.face.load()
+    }
+
+    /// The endpoint's settings, as they are now.
+    pub(super) fn settings(&self) -> Arc<config::Gateway> {
+        Arc::clone(&self.face().settings)
     }
 
     pub(super) fn line(&self, engine: EngineId) -> &Line {
@@ -179,7 +207,7 @@ impl Hub {
 
     /// Every id that a request may name, in the configuration's order, with the engine's tier now.
     pub fn models(&self) -> Vec<Model> {
-        let mut models = self.models.clone();
+        let mut models = self.face().models.clone();
         if let Some(node) = self.node() {
             for model in &mut models {
                 model.tier = node.engine(model.engine).condition_word();
@@ -190,7 +218,7 @@ impl Hub {
 
     /// The engine of a model or an alias.
     pub fn resolve(&self, model: &str) -> Option<EngineId> {
-        self.names.get(model).copied()
+        self.face().names.get(model).copied()
     }
 
     /// Whose request it is.
@@ -198,7 +226,7 @@ impl Hub {
     /// # Errors
     /// It must say so, and does not.
     pub fn authenticate(&self, headers: &HeaderMap) -> Result<Tenant, Refusal> {
-        self.tenants.of(headers)
+        self.face().tenants.of(headers)
     }
 
     /// Lets a request pass, lets it wait, or refuses it. Never blocks for longer than a queue operation takes.
@@ -250,11 +278,12 @@ impl Hub {
         {
             return Err(refusal);
         }
-        let most = self.settings.hold_requests;
+        let settings = self.settings();
+        let most = settings.hold_requests;
         if line.held() >= most {
             return Err(full(format!("{most} requests wait for this model already")));
         }
-        let Some(bytes) = Bytes::take(self, ask.body_bytes) else {
+        let Some(bytes) = Bytes::take(self, settings.hold_bytes, ask.body_bytes) else {
             return Err(full("the requests that wait have used up the memory for their bodies".to_owned()));
         };
         let chair = tenant.chair(line.id, || self.retry_after(line.id))?;
@@ -277,7 +306,6 @@ impl Hub {
         if let Ok(answer) = received.try_recv() {
             return answer.map(Admit::Go);
         }
-        let settings = &self.settings;
         let limit = if ask.stream { settings.hold_stream_deadline } else { settings.hold_deadline };
         Ok(Admit::Hold(Held {
             hub: Arc::clone(self),
@@ -358,6 +386,7 @@ impl Hub {
             Standing::Paused => Refusal::Paused { retry_after: SOME_TIME },
             Standing::Leaving => Refusal::Restarting { retry_after: BACK },
             Standing::Closing => Refusal::ShuttingDown { retry_after: SOME_TIME },
+            Standing::Retired => Refusal::NotConfigured,
         }
     }
 
@@ -375,7 +404,7 @@ impl Hub {
     /// a queue cannot be handed over. What runs goes on, and whoever finds an open gate may still pass.
     pub fn leave(self: &Arc<Self>) {
         self.leaving.store(true, Ordering::SeqCst);
-        for line in &self.lines {
+        for line in self.lines.iter() {
             line.stand(self, Standing::Leaving);
         }
     }
@@ -387,7 +416,7 @@ impl Hub {
 
     /// Ends every lease there is: whoever has been left time has had it.
     pub fn cut(&self) {
-        for line in &self.lines {
+        for line in self.lines.iter() {
             line.abort(Aborted::Leaving);
         }
     }
@@ -409,7 +438,7 @@ impl Hub {
 
     /// Whether there is an endpoint in front of it: otherwise its counts say nothing about the engines.
     pub fn listens(&self) -> bool {
-        self.settings.listen.is_some()
+        self.face().settings.listen.is_some()
     }
 
     /// Leases of an engine.

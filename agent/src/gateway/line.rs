@@ -11,6 +11,7 @@ use super::refusal::Refusal;
 use super::tenant::{Chair, Tenant};
 use crate::clock;
 use crate::config;
+use arc_swap::ArcSwap;
 use hotbunk_core::demand::Demand;
 use hotbunk_core::event::Event;
 use hotbunk_core::hold::{Place, Queue};
@@ -31,8 +32,8 @@ pub(super) struct Line {
     pub name: String,
     pub gate: Gate,
     /// Most requests at once.
-    limit: u32,
-    place: Arc<Where>,
+    limit: AtomicU32,
+    place: ArcSwap<Where>,
     /// Process life.
     life: AtomicU64,
     /// Four times the number of times that its leases were ended from outside, and why the last time: see [`REASONS`].
@@ -74,6 +75,8 @@ pub(super) enum Standing {
     Leaving,
     /// The agent ends.
     Closing,
+    /// The engine is not configured any more.
+    Retired,
 }
 
 /// Why somebody cannot wait.
@@ -106,8 +109,7 @@ pub(super) struct Bytes {
 
 impl Bytes {
     /// Takes them from the budget, if there are so many.
-    pub(super) fn take(hub: &Arc<Hub>, bytes: u64) -> Option<Self> {
-        let limit = hub.settings.hold_bytes;
+    pub(super) fn take(hub: &Arc<Hub>, limit: u64, bytes: u64) -> Option<Self> {
         let more = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= limit);
         hub.bytes.fetch_update(Ordering::SeqCst, Ordering::SeqCst, more).ok()?;
         Some(Bytes { hub: Arc::clone(hub), bytes })
@@ -128,18 +130,21 @@ pub(super) struct Stamp {
     epoch: u64,
 }
 
+fn place(engine: &config::Engine) -> Where {
+    Where {
+        address: super::Address::Tcp(SocketAddr::new(engine.host, engine.port)),
+        api_key: engine.api_key.clone(),
+    }
+}
+
 impl Line {
     pub(super) fn new(id: EngineId, engine: &config::Engine) -> Self {
-        let place = Where {
-            address: super::Address::Tcp(SocketAddr::new(engine.host, engine.port)),
-            api_key: engine.api_key.clone(),
-        };
         Line {
             id,
             name: engine.name.clone(),
             gate: Gate::new(),
-            limit: engine.max_in_flight.unwrap_or(u32::MAX),
-            place: Arc::new(place),
+            limit: AtomicU32::new(engine.max_in_flight.unwrap_or(u32::MAX)),
+            place: ArcSwap::from_pointee(place(engine)),
             life: AtomicU64::new(0),
             epoch: AtomicU64::new(0),
             aborts: Notify::new(),
@@ -182,7 +187,18 @@ impl Line {
 
     /// Most requests at once, where there is a limit.
     pub(super) fn limit(&self) -> Option<u32> {
-        Some(self.limit).filter(|limit| *limit < u32::MAX)
+        Some(self.limit.load(Ordering::Relaxed)).filter(|limit| *limit < u32::MAX)
+    }
+
+    /// Another limit. Those who are in stay; [`Line::pump`] lets in whoever waits for room that there is now.
+    pub(super) fn limit_to(&self, limit: Option<u32>) {
+        self.limit.store(limit.unwrap_or(u32::MAX), Ordering::Relaxed);
+    }
+
+    /// Newer settings of its engine are in force: its next process is reached as they say.
+    pub(super) fn revised(&self, engine: &config::Engine) {
+        self.limit_to(engine.max_in_flight);
+        self.place.store(Arc::new(place(engine)));
     }
 
     pub(super) fn finished(&self) {
@@ -193,7 +209,9 @@ impl Line {
     pub(super) fn enter(&self) -> Option<Stamp> {
         loop {
             let (life, epoch) = (self.life.load(Ordering::SeqCst), self.epoch.load(Ordering::SeqCst));
-            let Entry::In(generation) = self.gate.enter(self.limit) else { return None };
+            let Entry::In(generation) = self.gate.enter(self.limit.load(Ordering::Relaxed)) else {
+                return None;
+            };
             // The gate may have closed and opened again before it was passed; then these belong to an earlier time.
             if (life, epoch) == (self.life.load(Ordering::SeqCst), self.epoch.load(Ordering::SeqCst)) {
                 self.began.fetch_max(clock::now().0, Ordering::Relaxed);
@@ -215,7 +233,7 @@ impl Line {
             hub: Arc::clone(hub),
             engine: self.id,
             generation: stamp.generation,
-            upstream: Upstream::new(Arc::clone(&self.place), stamp.life),
+            upstream: Upstream::new(self.place.load_full(), stamp.life),
             epoch: stamp.epoch,
             tenant,
             seat: Some(seat),
@@ -320,7 +338,9 @@ impl Line {
     fn let_in(&self, hub: &Arc<Hub>, waiting: &mut Waiting) -> Vec<Lease> {
         let mut lost = Vec::new();
         loop {
-            let may = |tenant: u16| hub.tenants.all()[usize::from(tenant)].has_seat(self.id);
+            let face = hub.face();
+            let has_seat = |tenant: &Tenant| tenant.has_seat(self.id);
+            let may = |tenant: u16| face.tenants.all().get(usize::from(tenant)).is_some_and(has_seat);
             let Some((place, next)) = waiting.queue.next(may) else { break };
             let Ok(seat) = next.tenant.seat(self.id) else { continue };
             let Some(stamp) = self.enter() else { break };

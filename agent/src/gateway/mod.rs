@@ -18,8 +18,10 @@
 //! What waits is demand: the hub tells the switcher where it begins, ends, or gets older, and the core decides whose
 //! turn it is. The hub decides nothing of the kind.
 
+mod face;
 mod follow;
 mod gate;
+mod grows;
 mod held;
 mod hub;
 mod lease;

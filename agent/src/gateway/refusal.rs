@@ -105,6 +105,9 @@ pub enum Refusal {
         /// When to ask again; nobody knows when it ends.
         retry_after: Duration,
     },
+    /// The model's engine is not configured any more.
+    #[error("this model is not served here any more")]
+    NotConfigured,
     /// The agent goes and leaves its engines to the next one, which will be there at once.
     #[error("the gateway is being restarted; send the request again")]
     Restarting {
@@ -128,6 +131,7 @@ impl Refusal {
                 StatusCode::TOO_MANY_REQUESTS
             }
             Refusal::WouldSwitch { .. } => StatusCode::CONFLICT,
+            Refusal::NotConfigured => StatusCode::NOT_FOUND,
             Refusal::QueueFull { .. }
             | Refusal::Deadline { .. }
             | Refusal::EngineFailed { .. }
@@ -155,6 +159,7 @@ impl Refusal {
             Refusal::SwitchFailed { .. } => "switch_failed",
             Refusal::NoWay { .. } => "no_way",
             Refusal::Paused { .. } => "paused",
+            Refusal::NotConfigured => "model_not_found",
             Refusal::Restarting { .. } => "restarting",
             Refusal::ShuttingDown { .. } => "shutting_down",
         }
@@ -163,7 +168,9 @@ impl Refusal {
     /// OpenAI's `error.type`.
     pub fn kind(&self) -> &'static str {
         match self {
-            Refusal::UnknownKey { .. } | Refusal::WouldSwitch { .. } => "invalid_request_error",
+            Refusal::UnknownKey { .. } | Refusal::WouldSwitch { .. } | Refusal::NotConfigured => {
+                "invalid_request_error"
+            }
             Refusal::RateLimited { tokens: true, .. } => "tokens",
             Refusal::TooManyInFlight { .. } | Refusal::TooManyQueued { .. } | Refusal::RateLimited { .. } => {
                 "requests"
@@ -183,7 +190,10 @@ impl Refusal {
     /// When trying again may help; `None` where it will not.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
-            Refusal::UnknownKey { .. } | Refusal::WouldSwitch { .. } | Refusal::EngineFailed { .. } => None,
+            Refusal::UnknownKey { .. }
+            | Refusal::WouldSwitch { .. }
+            | Refusal::EngineFailed { .. }
+            | Refusal::NotConfigured => None,
             Refusal::TooManyInFlight { retry_after, .. }
             | Refusal::TooManyQueued { retry_after, .. }
             | Refusal::RateLimited { retry_after, .. }

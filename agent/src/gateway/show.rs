@@ -3,10 +3,11 @@
 use super::hub::Hub;
 use super::line::Line;
 use crate::clock;
+use crate::status;
 use hotbunk_api::gateway::{Eta, GatewayStatus, LineStatus, TenantStatus, Turn};
 use hotbunk_core::demand;
 use hotbunk_core::fairness::Place;
-use hotbunk_core::state::Node;
+use hotbunk_core::state::{Engine, Node};
 use hotbunk_core::time::Moment;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -28,11 +29,17 @@ impl Hub {
         GatewayStatus {
             listen: self.bound().map(|address| address.to_string()),
             held_bytes: self.bytes.load(Ordering::SeqCst),
-            held_bytes_limit: self.settings.hold_bytes,
-            lines: self.lines.iter().map(|line| self.show_line(line, node, now)).collect(),
+            held_bytes_limit: self.settings().hold_bytes,
+            lines: self.shown(node).map(|line| self.show_line(line, node, now)).collect(),
             turns: demand::turns(node, now).into_iter().map(turn).collect(),
             tenants: self.show_tenants(),
         }
+    }
+
+    /// What is not configured any more is shown as long as a process of it is left.
+    fn shown(&self, node: &Node) -> impl Iterator<Item = &Line> {
+        let shown = |(_, engine): &(&Line, &Engine)| status::is_shown(engine);
+        self.lines.iter().zip(&node.engines).filter(shown).map(|(line, _)| line)
     }
 
     fn show_line(&self, line: &Line, node: &Node, now: Moment) -> LineStatus {
@@ -54,13 +61,15 @@ impl Hub {
     }
 
     fn show_tenants(&self) -> Vec<TenantStatus> {
-        let all = self.tenants.all().iter();
-        all.map(|tenant| {
-            let loads = self.lines.iter().map(|line| tenant.load(line.id));
-            let (in_flight, held) = loads.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
-            let switch_s = Duration::as_secs_f64(&tenant.switch_time());
-            TenantStatus { name: tenant.name().to_owned(), in_flight, held, switch_s }
-        })
-        .collect()
+        let face = self.face();
+        let shown = face.tenants.shown();
+        shown
+            .map(|tenant| {
+                let loads = self.lines.iter().map(|line| tenant.load(line.id));
+                let (in_flight, held) = loads.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
+                let switch_s = Duration::as_secs_f64(&tenant.switch_time());
+                TenantStatus { name: tenant.name().to_owned(), in_flight, held, switch_s }
+            })
+            .collect()
     }
 }

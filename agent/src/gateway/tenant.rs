@@ -4,6 +4,7 @@ use super::refusal::Refusal;
 use crate::clock;
 use crate::config;
 use crate::config::gateway::DEFAULT_TENANT;
+use arc_swap::ArcSwap;
 use hotbunk_core::bucket::{Bucket, Rate};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::time::Moment;
@@ -11,7 +12,7 @@ use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, HeaderName};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -29,20 +30,35 @@ struct Inner {
     /// 0 is whoever is not configured.
     id: u16,
     name: String,
-    weight: u32,
-    lanes: Vec<Lane>,
+    /// It is in the configuration.
+    configured: AtomicBool,
+    weight: AtomicU32,
+    /// By engine; replaced as a whole where limits change.
+    lanes: ArcSwap<Vec<Arc<Lane>>>,
     switch_ns: AtomicU64,
 }
 
 /// One tenant on one engine.
 #[derive(Debug)]
 struct Lane {
-    max_in_flight: Option<u32>,
-    max_queued: Option<u32>,
+    limits: config::Limits,
+    load: Arc<Load>,
+    requests: Option<Arc<Rated>>,
+    tokens: Option<Arc<Rated>>,
+}
+
+/// What it has there. Other limits count on from the same.
+#[derive(Debug, Default)]
+struct Load {
     in_flight: AtomicU32,
     queued: AtomicU32,
-    requests: Option<(String, Mutex<Bucket>)>,
-    tokens: Option<(String, Mutex<Bucket>)>,
+}
+
+/// A rate, and what is left of it.
+#[derive(Debug)]
+struct Rated {
+    limit: String,
+    bucket: Mutex<Bucket>,
 }
 
 fn locked(bucket: &Mutex<Bucket>) -> MutexGuard<'_, Bucket> {
@@ -60,24 +76,36 @@ fn one_more(count: &AtomicU32, limit: Option<u32>) -> bool {
 }
 
 impl Lane {
-    fn new(limits: config::Limits, now: Moment) -> Self {
-        let requests = limits.requests_per_second.map(|per_second| {
-            let rate = requests_rate(per_second, limits.burst);
-            (format!("{per_second} requests/s"), Mutex::new(Bucket::new(rate, now)))
-        });
-        let tokens = limits.tokens_per_minute.map(|per_minute| {
-            let amount = u64::from(per_minute.max(1));
-            let rate = Rate { amount, period: Duration::from_secs(60), burst: amount };
-            (format!("{per_minute} tokens/min"), Mutex::new(Bucket::new(rate, now)))
-        });
-        Lane {
-            max_in_flight: limits.max_in_flight,
-            max_queued: limits.max_queued,
-            in_flight: AtomicU32::new(0),
-            queued: AtomicU32::new(0),
-            requests,
-            tokens,
-        }
+    /// A rate that is as it was goes on with what is left of it: nobody gets a new burst by a change of something else.
+    fn new(limits: config::Limits, now: Moment, before: Option<&Lane>) -> Self {
+        let same_requests = |was: &&Lane| {
+            let of = |l: &config::Limits| (l.requests_per_second, l.burst);
+            of(&was.limits) == of(&limits)
+        };
+        let requests = match before.filter(same_requests) {
+            Some(was) => was.requests.clone(),
+            None => limits.requests_per_second.map(|per_second| {
+                let rate = requests_rate(per_second, limits.burst);
+                Arc::new(Rated::new(format!("{per_second} requests/s"), rate, now))
+            }),
+        };
+        let same_tokens = |was: &&Lane| was.limits.tokens_per_minute == limits.tokens_per_minute;
+        let tokens = match before.filter(same_tokens) {
+            Some(was) => was.tokens.clone(),
+            None => limits.tokens_per_minute.map(|per_minute| {
+                let amount = u64::from(per_minute.max(1));
+                let rate = Rate { amount, period: Duration::from_secs(60), burst: amount };
+                Arc::new(Rated::new(format!("{per_minute} tokens/min"), rate, now))
+            }),
+        };
+        let load = before.map_or_else(Arc::default, |was| Arc::clone(&was.load));
+        Lane { limits, load, requests, tokens }
+    }
+}
+
+impl Rated {
+    fn new(limit: String, rate: Rate, now: Moment) -> Self {
+        Rated { limit, bucket: Mutex::new(Bucket::new(rate, now)) }
     }
 }
 
@@ -94,11 +122,33 @@ fn requests_rate(per_second: f64, burst: Option<u32>) -> Rate {
 }
 
 impl Tenant {
-    fn new(id: u16, name: &str, weight: u32, limits: impl Iterator<Item = config::Limits>) -> Self {
-        let now = clock::now();
-        let lanes = limits.map(|l| Lane::new(l, now)).collect();
-        let inner = Inner { id, name: name.to_owned(), weight, lanes, switch_ns: AtomicU64::new(0) };
+    fn new(id: u16, name: &str) -> Self {
+        let inner = Inner {
+            id,
+            name: name.to_owned(),
+            configured: AtomicBool::new(false),
+            weight: AtomicU32::new(1),
+            lanes: ArcSwap::default(),
+            switch_ns: AtomicU64::new(0),
+        };
         Tenant { inner: Arc::new(inner) }
+    }
+
+    /// What it may do from now on, by engine; `None`: it is not configured, and what it still has under way goes on by what
+    /// was so before.
+    fn may(&self, of: Option<&config::Tenant>, engines: usize) {
+        let now = clock::now();
+        let before = self.inner.lanes.load();
+        let limits = |at: usize| match of {
+            Some(tenant) => tenant.limits.get(at).copied().unwrap_or_default(),
+            None => before.get(at).map(|lane| lane.limits).unwrap_or_default(),
+        };
+        let lane = |at: usize| Arc::new(Lane::new(limits(at), now, before.get(at).map(AsRef::as_ref)));
+        self.inner.lanes.store(Arc::new((0..engines).map(lane).collect()));
+        if let Some(tenant) = of {
+            self.inner.weight.store(tenant.weight, Ordering::Relaxed);
+        }
+        self.inner.configured.store(of.is_some(), Ordering::Relaxed);
     }
 
     /// Its name; `default` is everybody who is not configured.
@@ -111,17 +161,17 @@ impl Tenant {
     }
 
     pub(super) fn weight(&self) -> u32 {
-        self.inner.weight
+        self.inner.weight.load(Ordering::Relaxed)
     }
 
-    fn lane(&self, engine: EngineId) -> &Lane {
-        &self.inner.lanes[usize::from(engine.0)]
+    fn lane(&self, engine: EngineId) -> Arc<Lane> {
+        Arc::clone(&self.inner.lanes.load()[usize::from(engine.0)])
     }
 
     /// Running and waiting on an engine.
     pub(super) fn load(&self, engine: EngineId) -> (u32, u32) {
         let lane = self.lane(engine);
-        (lane.in_flight.load(Ordering::SeqCst), lane.queued.load(Ordering::SeqCst))
+        (lane.load.in_flight.load(Ordering::SeqCst), lane.load.queued.load(Ordering::SeqCst))
     }
 
     /// Debits a request and its estimated tokens.
@@ -137,14 +187,14 @@ impl Tenant {
             tokens,
             retry_after,
         };
-        if let Some((limit, bucket)) = &lane.requests {
+        if let Some(Rated { limit, bucket }) = lane.requests.as_deref() {
             locked(bucket).take(1, now).map_err(|wait| over(limit, false, wait))?;
         }
-        if let Some((limit, bucket)) = &lane.tokens {
+        if let Some(Rated { limit, bucket }) = lane.tokens.as_deref() {
             locked(bucket).take(tokens, now).map_err(|wait| {
                 // It was not let pass, so it was no request.
-                if let Some((_, requests)) = &lane.requests {
-                    locked(requests).settle(1, 0, now);
+                if let Some(requests) = &lane.requests {
+                    locked(&requests.bucket).settle(1, 0, now);
                 }
                 over(limit, true, wait)
             })?;
@@ -155,28 +205,28 @@ impl Tenant {
     /// Gives back what [`Tenant::charge`] took: the request is not served.
     pub(super) fn refund(&self, engine: EngineId, tokens: u64) {
         let lane = self.lane(engine);
-        if let Some((_, bucket)) = &lane.requests {
-            locked(bucket).settle(1, 0, clock::now());
+        if let Some(requests) = &lane.requests {
+            locked(&requests.bucket).settle(1, 0, clock::now());
         }
         self.settle(engine, tokens, 0);
     }
 
     pub(super) fn settle(&self, engine: EngineId, estimated: u64, real: u64) {
-        if let Some((_, bucket)) = &self.lane(engine).tokens {
-            locked(bucket).settle(estimated, real, clock::now());
+        if let Some(tokens) = &self.lane(engine).tokens {
+            locked(&tokens.bucket).settle(estimated, real, clock::now());
         }
     }
 
     /// Whether one more may run.
     pub(super) fn has_seat(&self, engine: EngineId) -> bool {
         let lane = self.lane(engine);
-        lane.max_in_flight.is_none_or(|limit| lane.in_flight.load(Ordering::SeqCst) < limit)
+        lane.limits.max_in_flight.is_none_or(|limit| lane.load.in_flight.load(Ordering::SeqCst) < limit)
     }
 
     /// One more runs.
     pub(super) fn seat(&self, engine: EngineId) -> Result<Seat, Refusal> {
         let lane = self.lane(engine);
-        if one_more(&lane.in_flight, lane.max_in_flight) {
+        if one_more(&lane.load.in_flight, lane.limits.max_in_flight) {
             return Ok(Seat { tenant: self.clone(), engine });
         }
         Err(self.too_many(engine))
@@ -185,7 +235,7 @@ impl Tenant {
     pub(super) fn too_many(&self, engine: EngineId) -> Refusal {
         Refusal::TooManyInFlight {
             tenant: self.name().to_owned(),
-            limit: self.lane(engine).max_in_flight.unwrap_or(u32::MAX),
+            limit: self.lane(engine).limits.max_in_flight.unwrap_or(u32::MAX),
             retry_after: A_MOMENT,
         }
     }
@@ -197,12 +247,12 @@ impl Tenant {
         retry_after: impl FnOnce() -> Duration,
     ) -> Result<Chair, Refusal> {
         let lane = self.lane(engine);
-        if one_more(&lane.queued, lane.max_queued) {
+        if one_more(&lane.load.queued, lane.limits.max_queued) {
             return Ok(Chair { tenant: self.clone(), engine });
         }
         Err(Refusal::TooManyQueued {
             tenant: self.name().to_owned(),
-            limit: lane.max_queued.unwrap_or(u32::MAX),
+            limit: lane.limits.max_queued.unwrap_or(u32::MAX),
             retry_after: retry_after(),
         })
     }
@@ -228,7 +278,7 @@ pub(super) struct Seat {
 
 impl Drop for Seat {
     fn drop(&mut self) {
-        self.tenant.lane(self.engine).in_flight.fetch_sub(1, Ordering::SeqCst);
+        self.tenant.lane(self.engine).load.in_flight.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
@@ -241,11 +291,11 @@ pub(super) struct Chair {
 
 impl Drop for Chair {
     fn drop(&mut self) {
-        self.tenant.lane(self.engine).queued.fetch_sub(1, Ordering::SeqCst);
+        self.tenant.lane(self.engine).load.queued.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
-/// Everybody.
+/// Everybody. A tenant keeps its number for the agent's life, whatever the configuration says later: queues go by it.
 #[derive(Debug)]
 pub(super) struct Tenants {
     all: Vec<Tenant>,
@@ -257,28 +307,51 @@ pub(super) struct Tenants {
 
 impl Tenants {
     pub(super) fn new(gateway: &config::Gateway, engines: usize) -> Self {
+        Tenants::of_these(vec![Tenant::new(0, DEFAULT_TENANT)], gateway, engines)
+    }
+
+    /// By another configuration. Who is configured again goes on with what they have under way.
+    pub(super) fn again(&self, gateway: &config::Gateway, engines: usize) -> Self {
+        Tenants::of_these(self.all.clone(), gateway, engines)
+    }
+
+    fn of_these(mut all: Vec<Tenant>, gateway: &config::Gateway, engines: usize) -> Self {
         let is_default = |tenant: &&config::Tenant| tenant.name == DEFAULT_TENANT;
-        let anybody = match gateway.tenants.iter().find(is_default) {
-            Some(t) => Tenant::new(0, &t.name, t.weight, t.limits.iter().copied()),
-            None => {
-                let free = std::iter::repeat_n(config::Limits::default(), engines);
-                Tenant::new(0, DEFAULT_TENANT, 1, free)
-            }
-        };
-        let mut all = vec![anybody];
         let (mut by_key, mut by_header) = (HashMap::new(), HashMap::new());
         for tenant in gateway.tenants.iter().filter(|tenant| !is_default(tenant)) {
-            let id = u16::try_from(all.len()).unwrap_or(u16::MAX);
+            let known = all.iter().position(|known| known.name() == tenant.name);
+            let at = known.unwrap_or(all.len());
+            let id = u16::try_from(at).unwrap_or(u16::MAX);
+            if known.is_none() {
+                all.push(Tenant::new(id, &tenant.name));
+            }
             by_key.extend(tenant.keys.iter().map(|key| (*key, id)));
             by_header.insert(tenant.header.clone(), id);
-            all.push(Tenant::new(id, &tenant.name, tenant.weight, tenant.limits.iter().copied()));
+        }
+        // Whoever is not known is there in any case, and free where nothing is said of them.
+        let free = config::Tenant {
+            name: DEFAULT_TENANT.to_owned(),
+            keys: Vec::new(),
+            header: DEFAULT_TENANT.to_owned(),
+            weight: 1,
+            limits: Vec::new(),
+        };
+        for tenant in &all {
+            let configured = gateway.tenants.iter().find(|t| t.name == tenant.name());
+            tenant.may(configured.or((tenant.id() == 0).then_some(&free)), engines);
         }
         let header = gateway.tenant_header.as_ref().and_then(|name| name.parse().ok());
         Tenants { all, by_key, by_header, header, require_key: gateway.require_key }
     }
 
+    /// By their numbers; also those that were configured once.
     pub(super) fn all(&self) -> &[Tenant] {
         &self.all
+    }
+
+    /// Those that are configured.
+    pub(super) fn shown(&self) -> impl Iterator<Item = &Tenant> {
+        self.all.iter().filter(|tenant| tenant.inner.configured.load(Ordering::Relaxed))
     }
 
     /// By the trusted header, else by the API key. Whoever is not known is everybody, unless a key is demanded.

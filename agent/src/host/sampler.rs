@@ -14,6 +14,9 @@ use tokio::sync::{mpsc, oneshot, watch};
 /// Rows for missed samples are written for no longer than this many periods: a suspended machine is no measurement.
 const MISSED_AT_MOST: u32 = 60;
 
+/// Shortest period.
+const SHORTEST: Duration = Duration::from_millis(1);
+
 /// The host bytes of one engine's tree at one instant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostReading {
@@ -29,6 +32,7 @@ pub struct HostReading {
 enum Command {
     SampleNow(oneshot::Sender<()>),
     Subscribe(mpsc::Sender<Vec<HostSample>>),
+    Pace(Duration),
 }
 
 /// Access to the samples. Cheap to clone; sampling ends with the last clone.
@@ -54,7 +58,7 @@ impl HostSampler {
         let (publish_memory, memory) = watch::channel(None);
         let thread = Thread {
             trees,
-            period: period.max(Duration::from_millis(1)),
+            period: period.max(SHORTEST),
             publish_trees,
             publish_memory,
             subscribers: Vec::new(),
@@ -90,6 +94,12 @@ impl HostSampler {
         }
     }
 
+    /// Samples at another rate from now on.
+    pub fn pace(&self, period: Duration) {
+        // Where the thread has ended, there are no samples.
+        let _ = self.commands.send(Command::Pace(period));
+    }
+
     /// The samples' rows for the journal, a batch a sample; `rss: None` is a missed one. A subscriber that lets more
     /// than `capacity` batches pile up loses the newest, which is logged.
     pub fn subscribe(&self, capacity: usize) -> mpsc::Receiver<Vec<HostSample>> {
@@ -114,6 +124,10 @@ impl<F: FnMut() -> HashMap<String, Vec<u32>>> Thread<F> {
         loop {
             match commands.recv_timeout(next.saturating_duration_since(Instant::now())) {
                 Ok(Command::Subscribe(rows)) => self.subscribers.push(rows),
+                Ok(Command::Pace(period)) => {
+                    self.period = period.max(SHORTEST);
+                    next = next.min(Instant::now() + self.period);
+                }
                 Ok(Command::SampleNow(done)) => {
                     self.sample();
                     // Whoever asked may be gone.
@@ -220,6 +234,17 @@ mod tests {
         drop(sampler);
         let ended = async { while rows.recv().await.is_some() {} };
         tokio::time::timeout(LONG, ended).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn another_pace_counts_at_once() {
+        let trees = || HashMap::from([("A".to_owned(), vec![std::process::id()])]);
+        let sampler = HostSampler::spawn(trees, Duration::from_secs(3600)).unwrap();
+        let mut rows = sampler.subscribe(1024);
+        sampler.pace(Duration::from_millis(5));
+        for _ in 0..3 {
+            tokio::time::timeout(LONG, rows.recv()).await.unwrap().unwrap();
+        }
     }
 
     #[tokio::test]

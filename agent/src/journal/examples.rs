@@ -1,7 +1,8 @@
 //! One record of every kind, for the tests of this module and of those that render records.
 
 use super::record::{
-    Bytes, CycleStep, EngineWork, OperationKind, Outcome, Phase, Record, RunEngine, SimulatedRun,
+    Bytes, CycleStep, EngineWork, OperationKind, Outcome, Phase, Record, ReloadedEngine, RunEngine,
+    SimulatedRun,
 };
 use hotbunk_core::ids::{Incarnation, OperationId};
 use hotbunk_core::tier::Tier;
@@ -41,6 +42,18 @@ pub(crate) fn one_of_each() -> Vec<Record> {
             operations: 1,
             began: Moment(1_000_000_000),
             recovered: Moment(1_300_000_000),
+        },
+        Record::Reloaded {
+            by: "operator (uid 0)".into(),
+            outcome: "applied".into(),
+            engines: vec![ReloadedEngine {
+                engine: engine(),
+                change: "restart".into(),
+                from: Some("f1".into()),
+                to: Some("f2".into()),
+            }],
+            settings: vec!["policy.drain".into()],
+            problem: None,
         },
         Record::Ready { engine: engine(), version: "0.31.0".into(), context_tokens: Some(8192) },
         Record::Transition {

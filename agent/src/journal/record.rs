@@ -236,6 +236,19 @@ pub enum CycleStep {
     },
 }
 
+/// What a new configuration makes of one engine.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReloadedEngine {
+    /// Engine's name.
+    pub engine: String,
+    /// `settings`, `restart`, `added` or `removed`.
+    pub change: String,
+    /// Fingerprint of what it ran with; `None` where it is new.
+    pub from: Option<String>,
+    /// Fingerprint of what it is started with next; `None` where it is not any more.
+    pub to: Option<String>,
+}
+
 /// One fact.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
@@ -517,6 +530,19 @@ pub enum Record {
         /// How.
         outcome: Outcome,
     },
+    /// The configuration file was read again while the agent ran.
+    Reloaded {
+        /// Who wanted it.
+        by: String,
+        /// `applied`, `unchanged`, `invalid` or `needs_restart`.
+        outcome: String,
+        /// Engines that something becomes of.
+        engines: Vec<ReloadedEngine>,
+        /// Other settings that are different.
+        settings: Vec<String>,
+        /// Why it was refused.
+        problem: Option<String>,
+    },
 }
 
 impl OperationKind {
@@ -608,6 +634,7 @@ impl Record {
             Record::LoadRound { .. } => "load_round",
             Record::Window { .. } => "window",
             Record::RunEnded { .. } => "run_ended",
+            Record::Reloaded { .. } => "reloaded",
         }
     }
 
@@ -637,7 +664,8 @@ impl Record {
             | Record::LoadRequest { .. }
             | Record::LoadRound { .. }
             | Record::Window { .. }
-            | Record::RunEnded { .. } => None,
+            | Record::RunEnded { .. }
+            | Record::Reloaded { .. } => None,
         }
     }
 }

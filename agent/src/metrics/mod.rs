@@ -80,6 +80,8 @@ struct Inner {
     /// When each device was last read.
     readings: Mutex<BTreeMap<String, Moment>>,
     sources: Mutex<Vec<Source>>,
+    /// Engines that are no more.
+    hidden: Mutex<Vec<String>>,
 }
 
 /// Brings series up to date that are only looked at when somebody scrapes.
@@ -132,8 +134,8 @@ impl Metrics {
             }
         }
         let handle = recorder.handle();
-        let (readings, sources) = (Mutex::default(), Mutex::default());
-        let metrics = Metrics { inner: Arc::new(Inner { recorder, handle, readings, sources }) };
+        let (readings, sources, hidden) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let metrics = Metrics { inner: Arc::new(Inner { recorder, handle, readings, sources, hidden }) };
         let version = Label::from_static_parts("version", env!("CARGO_PKG_VERSION"));
         metrics.gauge(Name::BuildInfo, vec![version]).set(1.0);
         metrics.journal_dropped_samples(0);
@@ -161,6 +163,11 @@ impl Metrics {
         self.up(engine, false);
         self.tier(engine, Some(Tier::Stopped));
         self.generation(engine, 0);
+    }
+
+    /// Leaves out all series of these engines, and of no others: they are not configured any more.
+    pub fn hide(&self, engines: Vec<String>) {
+        *self.inner.hidden.lock().unwrap_or_else(PoisonError::into_inner) = engines;
     }
 
     /// Whether the engine's process is there and ready.
@@ -301,6 +308,7 @@ impl Metrics {
             let age = now.since(*at).as_secs_f64();
             self.gauge(Name::DeviceReadingAge, vec![device_label(device)]).set(age);
         }
-        page::tidy(&self.inner.handle.render())
+        let hidden = self.inner.hidden.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        page::tidy(&self.inner.handle.render(), &hidden)
     }
 }

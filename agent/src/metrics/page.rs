@@ -3,8 +3,11 @@
 use super::Name;
 
 /// Sorts families by name and the series of counters and gauges by label, leaves out what is unknown (NaN), and
-/// families without a series. The exporter's own order changes from scrape to scrape.
-pub(super) fn tidy(text: &str) -> String {
+/// families without a series. The exporter's own order changes from scrape to scrape. Series of the engines in `hidden`
+/// are left out: the exporter forgets none.
+pub(super) fn tidy(text: &str, hidden: &[String]) -> String {
+    let hidden: Vec<String> = hidden.iter().map(|engine| format!("engine=\"{engine}\"")).collect();
+    let is_hidden = |line: &str| hidden.iter().any(|label| line.contains(label.as_str()));
     let fractional: Vec<&str> =
         Name::ALL.into_iter().filter(|name| name.is_fractional()).map(Name::as_str).collect();
     let mut families: Vec<(&str, String)> = Vec::new();
@@ -23,7 +26,7 @@ pub(super) fn tidy(text: &str) -> String {
                     None => head.push_str(line),
                 }
                 head.push('\n');
-            } else if !line.is_empty() && !line.ends_with(" NaN") {
+            } else if !line.is_empty() && !line.ends_with(" NaN") && !is_hidden(line) {
                 series.push(line);
             }
         }

@@ -24,8 +24,10 @@ use crate::device::FastGuard;
 use crate::effects::{Hands, Purpose, WorkLog};
 use crate::events::{Context, Event as Recorded};
 use crate::journal::record::Record;
+use crate::reload::Plan;
 use crate::status;
 use hotbunk_api::event::Happening;
+use hotbunk_api::reload::EngineReload;
 use hotbunk_core::effect::{Action, Effect, Note, ProbeKind, StepResult, Ticket};
 use hotbunk_core::event::{By, Event, Request};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
@@ -69,6 +71,13 @@ pub enum Input {
         id: OperationId,
         /// Whether that was possible.
         answer: oneshot::Sender<Result<(), Refusal>>,
+    },
+    /// Another configuration.
+    Revise {
+        /// What it is.
+        plan: Box<Plan>,
+        /// What becomes of each engine.
+        answer: oneshot::Sender<Vec<EngineReload>>,
     },
 }
 
@@ -137,6 +146,14 @@ impl Handle {
         let (answer, received) = oneshot::channel();
         self.inputs.send(Input::Cancel { id, answer }).map_err(|_| Refusal::Closing)?;
         received.await.unwrap_or(Err(Refusal::Closing))
+    }
+
+    /// Applies a configuration, before anything that is asked for later; what becomes of each engine is told once it has.
+    pub fn revise(&self, plan: Plan) -> oneshot::Receiver<Vec<EngineReload>> {
+        let (answer, received) = oneshot::channel();
+        // Where the owner has ended, there is no answer.
+        let _ = self.inputs.send(Input::Revise { plan: Box::new(plan), answer });
+        received
     }
 
     /// Whether the owner still takes inputs and answers them.
@@ -231,6 +248,11 @@ impl Switcher {
         let mut ticks = tokio::time::interval(self.reconcile);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
+            if ticks.period() != self.reconcile {
+                // The configuration has another one now.
+                ticks = tokio::time::interval(self.reconcile);
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+            }
             let due = self.node.next_deadline(self.stepped).map(|at| Instant::now() + at.since(clock::now()));
             let wake = async {
                 match due {
@@ -277,6 +299,16 @@ impl Switcher {
                     let _ = answer.send(Ok(()));
                 }
             }
+            Input::Revise { plan, answer } => {
+                let (revision, report) = plan.apply(&self.node, &self.hands);
+                // At once: slots and lines are those of the node that comes of it.
+                self.step(Event::Revised(Box::new(revision)), Around::default()).await;
+                plan.configure(&self.hands);
+                (self.needs_journal, self.reconcile) = plan.of_the_switcher();
+                self.look_at_journal().await;
+                // Whoever asked may have gone; it is done all the same.
+                let _ = answer.send(report);
+            }
         }
     }
 
@@ -296,7 +328,8 @@ impl Switcher {
     /// Whether the journal can be written decides whether anything is switched, where the configuration wants it so.
     async fn look_at_journal(&mut self) {
         let lost = self.hands.recorder.check_journal().await.map(|trouble| trouble.reason);
-        if self.needs_journal && lost.is_some() != self.node.journal_lost.is_some() {
+        let lost = lost.filter(|_| self.needs_journal);
+        if lost.is_some() != self.node.journal_lost.is_some() {
             self.happened(Event::JournalLost(lost), Around::default()).await;
         }
     }
@@ -376,7 +409,7 @@ impl Switcher {
                 shown.into_iter().for_each(|shown| self.keeper.ended(*id, shown));
                 closed.push((*id, *accepted));
             }
-            if let Note::Transition { engine, .. } = note
+            if let Note::Transition { engine, .. } | Note::Revised { engine, .. } = note
                 && !moved.contains(engine)
             {
                 moved.push(*engine);
@@ -480,6 +513,9 @@ impl Switcher {
     fn noted(&mut self, note: &Note, around: Around) {
         if let Note::Transition { engine, .. } | Note::Incident { engine: Some(engine), .. } = note {
             self.hands.slot(*engine).see(|seen| seen.note(note, self.node.closing));
+        }
+        if let Note::Revised { engine, .. } = note {
+            self.hands.put_in_force(*engine);
         }
         let admission = match note {
             Note::Accepted { id, .. } => Some((*id, Admission::Begun(*id))),

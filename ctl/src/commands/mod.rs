@@ -9,6 +9,7 @@ pub(crate) mod journal;
 pub(crate) mod logs;
 pub(crate) mod man;
 pub(crate) mod pause;
+pub(crate) mod reload;
 pub(crate) mod report;
 pub(crate) mod reset;
 pub(crate) mod restart;

@@ -7,7 +7,9 @@ use crate::human;
 use crate::output::Output;
 use crate::progress::{operation_line, run_line};
 use futures_util::StreamExt;
-use hotbunk_api::status::{Canary, Condition, DeviceHealth, DeviceStatus, EngineStatus, Status, StoppedWhy};
+use hotbunk_api::status::{
+    Canary, Condition, DeviceHealth, DeviceStatus, EngineStatus, Settings, Status, StoppedWhy,
+};
 use std::pin::pin;
 use std::time::Duration;
 
@@ -155,7 +157,7 @@ fn engine_row(engine: &EngineStatus) -> Vec<String> {
         engine.name.clone(),
         engine.model.clone(),
         human::maybe(engine.tier),
-        condition(&engine.condition),
+        condition(engine),
         engine.generation.to_string(),
         size(footprint.and_then(|f| f.device_bytes)),
         size(footprint.and_then(|f| f.host_bytes)),
@@ -165,7 +167,21 @@ fn engine_row(engine: &EngineStatus) -> Vec<String> {
     ]
 }
 
-fn condition(condition: &Condition) -> String {
+/// What it is doing, and what it is about to.
+fn condition(engine: &EngineStatus) -> String {
+    let mut text = doing(&engine.condition);
+    if engine.retiring {
+        text.push_str(", retiring");
+    }
+    match engine.settings {
+        Settings::InForce => {}
+        Settings::Pending => text.push_str(", settings: pending"),
+        Settings::PendingRestart => text.push_str(", settings: pending restart"),
+    }
+    text
+}
+
+fn doing(condition: &Condition) -> String {
     match condition {
         Condition::Settled => "settled".to_owned(),
         Condition::Moving { .. } => "moving".to_owned(),

@@ -18,8 +18,11 @@ use hotbunk_api::gateway::{Eta, GatewayStatus, LineStatus, TenantStatus, Turn};
 use hotbunk_api::journal::{JournalEntry, JournalPage};
 use hotbunk_api::logs::{LogLine, LogTail};
 use hotbunk_api::operation::{Initiator, NODE, Operation, OperationRequest, Submit, WaitQuery};
+use hotbunk_api::reload::{
+    EngineChange, EngineReload, ReloadOutcome, ReloadReport, ReloadRequest, SettingChange,
+};
 use hotbunk_api::status::{
-    Canary, Condition, DeviceHealth, DeviceStatus, EngineStatus, Footprint, HostStatus, NodeStatus,
+    Canary, Condition, DeviceHealth, DeviceStatus, EngineStatus, Footprint, HostStatus, NodeStatus, Settings,
     Simulated, Status, StoppedWhy,
 };
 use hotbunk_api::words::{OperationKind, Order, State, Strategy, Tier};
@@ -52,12 +55,13 @@ impl Fake {
         listener.set_nonblocking(true).unwrap();
         let (stop, stopped) = oneshot::channel();
         let (polled, polls) = mpsc::channel();
+        let file = directory.path().join("hotbunk.toml");
         let thread = std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let listener = UnixListener::from_std(listener).unwrap();
                 tokio::select! {
-                    served = axum::serve(listener, router(polled)) => served.unwrap(),
+                    served = axum::serve(listener, router(polled, file)) => served.unwrap(),
                     _ = stopped => {}
                 }
             });
@@ -97,7 +101,7 @@ fn fail(error: ApiError) -> Response {
     (status, Json(ErrorBody { error })).into_response()
 }
 
-fn router(polled: mpsc::Sender<()>) -> Router {
+fn router(polled: mpsc::Sender<()>, file: PathBuf) -> Router {
     Router::new()
         .route("/v1/status", get(async || Json(status())))
         .route("/v1/operations", post(submit))
@@ -117,6 +121,10 @@ fn router(polled: mpsc::Sender<()>) -> Router {
         .route("/v1/events", get(events))
         .route("/v1/doctor", get(async || Json(doctor())))
         .route("/v1/check", post(async |Json(request): Json<CheckRequest>| Json(check(&request))))
+        .route(
+            "/v1/reload",
+            post(async move |Json(request): Json<ReloadRequest>| Json(reload(&file, request))),
+        )
         .with_state(polled)
 }
 
@@ -307,6 +315,8 @@ fn engine(name: &str, model: &str, tier: Option<Tier>, condition: Condition) -> 
         canary: Canary::None,
         restarts: 0,
         log_path: None,
+        settings: Settings::InForce,
+        retiring: false,
     }
 }
 
@@ -564,4 +574,46 @@ fn check(request: &CheckRequest) -> CheckReport {
     };
     let rendered = format!("error: unknown key `wrong`\n --> {}:1:1\n", request.path);
     CheckReport { ok: false, diagnostics: vec![diagnostic], rendered }
+}
+
+/// What the file says decides how it goes.
+fn reload(file: &std::path::Path, request: ReloadRequest) -> ReloadReport {
+    let text = std::fs::read_to_string(file).unwrap_or_default();
+    let path = "/etc/hotbunk/hotbunk.toml".to_owned();
+    let check = check(&CheckRequest { path: path.clone(), text: text.clone() });
+    let setting = |key: &str, from: &str, to: &str| SettingChange {
+        key: key.into(),
+        from: Some(from.into()),
+        to: Some(to.into()),
+    };
+    let outcome = match text.trim() {
+        _ if !check.ok => ReloadOutcome::Invalid,
+        "listen" => ReloadOutcome::NeedsRestart,
+        "same" => ReloadOutcome::Unchanged,
+        _ => ReloadOutcome::Applied,
+    };
+    let engine = |name: &str, change, keys: &[&str], from: Option<&str>, to: Option<&str>| EngineReload {
+        engine: name.into(),
+        change,
+        keys: keys.iter().map(|key| (*key).into()).collect(),
+        from: from.map(Into::into),
+        to: to.map(Into::into),
+    };
+    let (engines, settings) = match outcome {
+        ReloadOutcome::Applied => (
+            vec![
+                engine("A", EngineChange::Restart, &["command", "kv_cache"], Some("f1"), Some("f2")),
+                engine("B", EngineChange::Settings, &["idle"], Some("f3"), Some("f3")),
+                engine("llama-8b", EngineChange::Unchanged, &[], Some("f4"), Some("f4")),
+                engine("D", EngineChange::Added, &[], None, Some("f5")),
+            ],
+            vec![setting("policy.drain", "wait", "freeze"), setting("tenant red", "set", "set")],
+        ),
+        _ => (Vec::new(), Vec::new()),
+    };
+    let needs_restart = match outcome {
+        ReloadOutcome::NeedsRestart => vec![setting("gateway.listen", "127.0.0.1:8000", "127.0.0.1:9000")],
+        _ => Vec::new(),
+    };
+    ReloadReport { path, outcome, dry_run: request.dry_run, check, engines, settings, needs_restart }
 }

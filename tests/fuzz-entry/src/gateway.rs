@@ -95,7 +95,7 @@ fn desk() -> &'static Desk {
         hub.attach(Link { tell: Box::new(|_| {}), node: newest });
         let on = Listen::Address(SocketAddr::from(([127, 0, 0, 1], 0)));
         let sockets = Sockets::bind(on, threads(&config.gateway)).expect("binds");
-        let gateway = Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub)).expect("starts");
+        let gateway = Gateway::start(sockets, Arc::clone(&hub)).expect("starts");
         hub.follow(&node, &[], clock::now());
         Desk { address: gateway.address(), hub, complaints, _gateway: gateway }
     })

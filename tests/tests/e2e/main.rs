@@ -18,6 +18,7 @@ mod nvml_bench;
 mod nvml_choice;
 mod nvml_trouble;
 mod process;
+mod reload;
 mod several;
 mod starting;
 mod switching;

@@ -2,7 +2,7 @@
 
 use hotbunk_api::operation::Submit;
 use hotbunk_api::words::{State, Strategy, Tier};
-use hotbunk_tests::{Agent, Node, Setup, Switch, kill, restart, start, stop, until};
+use hotbunk_tests::{Agent, Node, Setup, Switch, kill, start, stop, until};
 use rustix::process::Signal;
 use std::collections::BTreeSet;
 
@@ -155,11 +155,16 @@ async fn what_an_operator_has_stopped_stays_stopped() {
 }
 
 #[tokio::test]
-async fn other_settings_wait_for_a_restart_and_a_removed_engine_is_stopped() {
-    let (node, agent) = pair().await;
+async fn other_settings_wait_for_an_idle_moment_and_a_removed_engine_is_stopped() {
+    // A token of A takes a millisecond: a stream lasts for seconds.
+    let node = Setup::pair().each(|e| e.speed(40.0)).build();
+    let agent = node.start().await;
+    agent.until_up().await;
     let a = node.core("A").pid;
     agent.kill().await;
     let text = std::fs::read_to_string(node.config()).unwrap();
+    let mut stream = node.engine("A").stream(3000).await;
+    stream.until(5).await;
     let (rest, _b) = text.rsplit_once("\n[[engine]]\n").unwrap();
     std::fs::write(node.config(), rest.replace("\"0.78\"", "\"0.77\"")).unwrap();
     let agent = node.start().await;
@@ -169,9 +174,12 @@ async fn other_settings_wait_for_a_restart_and_a_removed_engine_is_stopped() {
     assert_eq!(told, ["predecessor_stopped B", "settings_changed A"]);
     assert_eq!(node.core("A").pid, a);
     assert_eq!((node.tree("B"), node.used_by("B")), (Vec::new(), 0));
-    agent.done(restart("A")).await;
-    let command = &node.tree("A")[0].command;
-    assert!(command.contains("0.77"), "{command}");
+    // It is being used; then it is not.
+    assert_eq!(stream.end().await.1, "length");
+    let is_new = async || node.tree("A").first().is_some_and(|p| p.command.contains("0.77"));
+    until("A to be started with the new settings", is_new).await;
+    agent.until_at("A", Tier::Awake).await;
+    agent.until_idle().await;
     agent.stop().await;
 }
 

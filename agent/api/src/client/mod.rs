@@ -14,6 +14,7 @@ use crate::explain::{ExplainRequest, Explanation};
 use crate::journal::{JournalPage, JournalQuery};
 use crate::logs::{LogLine, LogTail, LogsQuery};
 use crate::operation::{MAX_WAIT_S, Operation, OperationList, Submit, WaitQuery};
+use crate::reload::{ReloadReport, ReloadRequest};
 use crate::route::{Method, Route};
 use crate::status::Status;
 use crate::version::VersionInfo;
@@ -271,6 +272,14 @@ impl Client {
     /// [`Error`].
     pub async fn check(&self, request: &CheckRequest) -> Result<CheckReport, Error> {
         self.read(self.request(Route::Check, None).json(request)).await
+    }
+
+    /// Applies the configuration file as it is now, or says what that would do.
+    ///
+    /// # Errors
+    /// [`Error`]; that the file cannot be applied is no error of the call, but in the report.
+    pub async fn reload(&self, request: &ReloadRequest) -> Result<ReloadReport, Error> {
+        self.read(self.request(Route::Reload, None).json(request)).await
     }
 
     fn request(&self, route: Route, parameter: Option<&str>) -> RequestBuilder {

@@ -62,6 +62,11 @@ fn skip(why: &str) {
 }
 
 #[test]
+fn a_reload_is_the_client_s_so_that_its_end_is_told() {
+    assert_eq!(value(&unit("hotbunk-agent.service"), "ExecReload"), "/usr/bin/hotbunk-ctl reload");
+}
+
+#[test]
 fn the_time_out_exceeds_the_agent_s_own_grace() {
     let unit = unit("hotbunk-agent.service");
     let stop = units::parse_duration(value(&unit, "TimeoutStopSec")).unwrap();

@@ -11,6 +11,7 @@ use hotbunk_api::explain::{ExplainRequest, Explanation};
 use hotbunk_api::journal::{JournalPage, JournalQuery};
 use hotbunk_api::logs::{LogLine, LogTail};
 use hotbunk_api::operation::{Initiator, Operation, OperationRequest};
+use hotbunk_api::reload::{ReloadOutcome, ReloadReport, ReloadRequest};
 use hotbunk_api::status::{HostStatus, NodeStatus, Status};
 use hotbunk_api::version::{API_VERSION, VersionInfo};
 use hotbunk_api::words::State;
@@ -261,5 +262,17 @@ impl Backend for Agent {
 
     async fn check(&self, request: CheckRequest) -> Result<CheckReport, ApiError> {
         Ok(CheckReport { ok: request.text.is_empty(), diagnostics: Vec::new(), rendered: request.path })
+    }
+
+    async fn reload(&self, request: ReloadRequest, _peer: Peer) -> Result<ReloadReport, ApiError> {
+        Ok(ReloadReport {
+            path: "/etc/hotbunk/hotbunk.toml".into(),
+            outcome: ReloadOutcome::Unchanged,
+            dry_run: request.dry_run,
+            check: CheckReport { ok: true, diagnostics: Vec::new(), rendered: String::new() },
+            engines: Vec::new(),
+            settings: Vec::new(),
+            needs_restart: Vec::new(),
+        })
     }
 }

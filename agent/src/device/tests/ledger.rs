@@ -121,6 +121,12 @@ async fn the_rate_follows_the_guards() {
         }
     };
     tokio::time::timeout(LONG, quiet).await.unwrap();
+    // Another rate counts at once, however long the last one would still have slept.
+    let mut readings = sampler.readings(CARD).unwrap();
+    sampler.pace(Duration::from_millis(2), Duration::from_millis(2));
+    for _ in 0..10 {
+        tokio::time::timeout(LONG / 4, readings.changed()).await.unwrap().unwrap();
+    }
 }
 
 #[tokio::test]

@@ -6,7 +6,6 @@ use super::head::Ids;
 use super::relay::{Collected, Live};
 use super::route::{Face, Target};
 use super::upstream::{Connection, Head, Pool};
-use crate::config;
 use crate::gateway::{Aborted, Admit, Ask, Hub, Lease, Tenant};
 use bytes::Bytes;
 use hyper::body::Incoming;
@@ -26,7 +25,6 @@ const LARGEST_ERROR: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct Core {
     pub hub: Arc<Hub>,
-    pub settings: Arc<config::Gateway>,
     pub pool: Rc<Pool>,
     pub ids: Ids,
     /// When the gateway came up, epoch seconds.

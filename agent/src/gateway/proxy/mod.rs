@@ -71,10 +71,9 @@ impl Gateway {
     ///
     /// # Errors
     /// No thread can be started.
-    pub fn start(sockets: Sockets, settings: config::Gateway, hub: Arc<Hub>) -> Result<Self, Error> {
+    pub fn start(sockets: Sockets, hub: Arc<Hub>) -> Result<Self, Error> {
         more_files();
         let Sockets { all, address, are_shared } = sockets;
-        let settings = Arc::new(settings);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let (stages, stage) = watch::channel(Stage::Open);
         let (mut clear, mut ended) = (Vec::new(), Vec::new());
@@ -83,7 +82,6 @@ impl Gateway {
             clear.push(told);
             let worker = Worker {
                 hub: Arc::clone(&hub),
-                settings: Arc::clone(&settings),
                 created,
                 listener,
                 is_shared: are_shared,

@@ -136,7 +136,7 @@ async fn forward(core: Rc<Core>, target: Target, mut parts: Parts, incoming: Inc
             return Err(failed(failure));
         }
     };
-    let body = body::read(incoming, core.settings.max_body).await.map_err(|e| failed(e.into()))?;
+    let body = body::read(incoming, core.hub.settings().max_body).await.map_err(|e| failed(e.into()))?;
     let asked = look(&core, target, no_switch, &parts, body.clone()).await.map_err(failed)?;
     let head = Head { method: Method::POST, uri: origin(parts.uri), headers: parts.headers };
     let job =
@@ -256,7 +256,7 @@ async fn hold(job: &Job, held: &mut Held) -> Option<Result<Lease, Refusal>> {
     if !job.ask.stream {
         return Some(held.await);
     }
-    let begin = Instant::now() + job.core.settings.keep_alive;
+    let begin = Instant::now() + job.core.hub.settings().keep_alive;
     tokio::select! {
         biased;
         outcome = held => Some(outcome),

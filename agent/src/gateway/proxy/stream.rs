@@ -84,12 +84,12 @@ impl Stream {
 
     /// One that waits; it says so at once.
     pub(super) fn held(held: Held, job: Box<Job>, again: bool) -> Self {
-        let every = job.core.settings.keep_alive;
+        let every = job.core.hub.settings().keep_alive;
         Stream::new(Phase::Held(held), job, again, every)
     }
 
     fn new(phase: Phase, job: Box<Job>, again: bool, quiet_for: Duration) -> Self {
-        let every = job.core.settings.keep_alive;
+        let every = job.core.hub.settings().keep_alive;
         let now = Instant::now();
         let quiet_since = now.checked_sub(quiet_for).unwrap_or(now);
         Stream {

@@ -6,7 +6,6 @@ use super::relay::Reply;
 use super::serve::{serve, turn_away};
 use super::upstream::Pool;
 use super::wire::{State, Verdict, Wire, too_slow};
-use crate::config;
 use crate::gateway::Hub;
 use hyper::Response;
 use hyper::body::Incoming;
@@ -61,7 +60,6 @@ async fn beyond(mut stages: watch::Receiver<Stage>, this: Stage) -> Stage {
 #[derive(Debug)]
 pub(super) struct Worker {
     pub hub: Arc<Hub>,
-    pub settings: Arc<config::Gateway>,
     pub created: u64,
     pub listener: TcpListener,
     /// Whether connections that nobody accepts here outlive this process.
@@ -115,10 +113,10 @@ impl Worker {
     /// # Errors
     /// The listener cannot be used.
     pub(super) async fn run(self) -> io::Result<()> {
-        let Worker { hub, settings, created, listener, is_shared, mut stages, clear } = self;
+        let Worker { hub, created, listener, is_shared, mut stages, clear } = self;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let pool = Rc::new(Pool::default());
-        let core = Rc::new(Core { hub, settings, pool: Rc::clone(&pool), ids: Ids::new(), created });
+        let core = Rc::new(Core { hub, pool: Rc::clone(&pool), ids: Ids::new(), created });
         let sweeper = spawn_local(async move {
             let mut ticks = interval(SWEEP);
             loop {
@@ -204,7 +202,7 @@ async fn connection(core: Rc<Core>, stream: TcpStream, stages: watch::Receiver<S
         // It is gone already.
         return;
     }
-    let settings = Arc::clone(&core.settings);
+    let settings = core.hub.settings();
     let state = State::new(Instant::now());
     let is_late = accepted_at == Stage::Leaving;
     if is_late {

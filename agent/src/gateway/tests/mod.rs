@@ -2,6 +2,7 @@
 
 mod admission;
 mod interleaved;
+mod reloaded;
 mod tenants;
 
 use super::{Admit, Ask, Hub, Lease, Link, Refusal, Tenant};

@@ -187,6 +187,7 @@ impl OneEngine<'_, '_, '_> {
             container: self.container(command, &name),
             timeouts: self.timeouts(),
             simulated: command.program() == Program::Simulated,
+            retired: false,
             sleep_tiers,
             name,
         };

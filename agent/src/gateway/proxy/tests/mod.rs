@@ -92,7 +92,7 @@ impl Desk {
         let (publish, newest) = watch::channel(Arc::new(node.clone()));
         hub.attach(Link { tell: Box::new(|_| {}), node: newest });
         let sockets = Sockets::bind(on, threads(&config.gateway)).unwrap();
-        let gateway = Gateway::start(sockets, config.gateway.clone(), Arc::clone(&hub)).unwrap();
+        let gateway = Gateway::start(sockets, Arc::clone(&hub)).unwrap();
         let http = reqwest::Client::builder().no_proxy().build().unwrap();
         Desk { hub, node, publish, gateway, a, b, http }
     }
