@@ -125,9 +125,13 @@ fn answer(action: &Action, now: Moment, asleep: &mut bool) -> StepResult {
         }
         Action::Probe { .. } => StepResult::Token { at: now },
         Action::Measure { .. } => StepResult::Measured { used: Vec::new(), engine: None, host: None },
-        Action::Spawn { .. } | Action::Ready { .. } | Action::WarmUp { .. } | Action::Stop { .. } => {
-            StepResult::Gone("a handoff does not do that".into())
-        }
+        Action::Spawn { .. }
+        | Action::Ready { .. }
+        | Action::WarmUp { .. }
+        | Action::Stop { .. }
+        | Action::Hold { .. }
+        | Action::Keep { .. }
+        | Action::LetGo { .. } => StepResult::Gone("a handoff does not do that".into()),
     }
 }
 

@@ -11,21 +11,23 @@
 //!
 //! Shutdown goes the other way: no new work, what runs is finished, engines are stopped by their grace (clients are told
 //! what becomes of their requests), then the gateway and the listeners close. An agent that leaves its engines to the next
-//! one tells those who wait to come again, and lets answers that run end.
+//! one tells those who wait to come again, and lets answers that run end ([`leave`]).
+
+mod leave;
 
 use crate::adopt;
 use crate::backend::Backend;
 use crate::clock;
 use crate::config::{self, Config, Current, OnStop};
 use crate::control::{self, Allow, EventLog, Socket};
-use crate::cycle::{Cycles, Parts, Shown};
+use crate::cycle::{Cycles, Parts};
 use crate::device::{self, Cause, Health, Sampler, Timing};
 use crate::effects::{EngineSlot, Hands, SLOW_IS_LOST, Slots, chain};
 use crate::events::{Context, Incident, Recorder};
 use crate::gateway::proxy::{self, Gateway, Listen, Sockets};
 use crate::gateway::{Hub, Link};
 use crate::host::{HostMemory, HostSampler};
-use crate::inherited::Inherited;
+use crate::inherited::{Inherited, Name};
 use crate::journal::record::Record;
 use crate::journal::{self, Journal};
 use crate::metrics::{self, Metrics};
@@ -33,6 +35,7 @@ use crate::process::Shims;
 use crate::reload::{self, Reloads};
 use crate::schedule::Schedules;
 use crate::status;
+use crate::successor::Listeners;
 use crate::switcher::{Admission, Board, Handle, Input, Order, Switcher, spec};
 use anyhow::{Context as _, bail};
 use hotbunk_api::event::Happening;
@@ -53,8 +56,6 @@ use tokio::task::JoinHandle;
 pub const JOURNAL: &str = "journal.db";
 /// How long the first look at a device may take before the agent goes on without it.
 const FIRST_LOOK: Duration = Duration::from_secs(10);
-/// How long clients whose answers were ended may take to hear it.
-const LAST_WORDS: Duration = Duration::from_secs(2);
 /// Events that a client of the control API may be behind.
 const EVENTS: usize = 1024;
 /// Batches of samples that may wait for the journal.
@@ -85,6 +86,8 @@ pub struct App {
     pub reloads: Reloads,
     schedules: Schedules,
     gateway: Option<Gateway>,
+    /// What a successor is given.
+    listeners: Listeners,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
     switcher_task: JoinHandle<()>,
@@ -123,7 +126,15 @@ impl App {
             drop(recorder.record_one(&Context::none(), incident).await);
         }
         // What can be refused is refused while everything still is as it was found.
-        let Inherited { gateway: given, metrics: metrics_given, control: control_given } = begin.inherited;
+        let Inherited { gateway: given, gateway_is_ours, metrics: metrics_given, control: control_given } =
+            begin.inherited;
+        let mut listeners = Listeners::default();
+        if let Some(given) = &metrics_given {
+            listeners.keep(Name::Metrics, given, false)?;
+        }
+        if let Some(given) = &control_given {
+            listeners.keep(Name::Control, given, false)?;
+        }
         let metrics_listener = match (metrics_given, config.node.metrics_listen) {
             (Some(given), _) => {
                 Some(of_metrics(given).context("the socket of /metrics that was handed over")?)
@@ -134,10 +145,16 @@ impl App {
             })?),
         };
         let on = match config.gateway.listen {
-            _ if !given.is_empty() => Some(Listen::Sockets(given)),
-            address => address.map(Listen::Address),
+            _ if given.is_empty() => config.gateway.listen.map(Listen::Address),
+            _ if gateway_is_ours => Some(Listen::Former(given)),
+            _ => Some(Listen::Sockets(given)),
         };
         let clients = on.map(|on| Sockets::bind(on, proxy::threads(&config.gateway))).transpose()?;
+        if let Some((sockets, ours)) = clients.as_ref().map(Sockets::all) {
+            for socket in sockets {
+                listeners.keep(Name::Gateway, socket, ours)?;
+            }
+        }
         let left = adopt::look(&config, &recorder, begin.former == Former::TakeOver, hurry).await?;
         let left_alone = left.left_alone.clone();
 
@@ -284,6 +301,7 @@ impl App {
             reloads,
             schedules,
             gateway,
+            listeners,
             stop,
             tasks,
             switcher_task,
@@ -295,7 +313,9 @@ impl App {
     ///
     /// Engines that are left go on serving; what is under way is waited for within the same limit, and is otherwise the
     /// next agent's to finish, as after a crash.
-    pub async fn shutdown(self, reason: &str, engines: OnStop, hurry: impl Future<Output = ()>) {
+    pub async fn shutdown(mut self, reason: &str, engines: OnStop, hurry: impl Future<Output = ()>) {
+        // No handle of a listener is left when the gateway closes it.
+        self.listeners = Listeners::default();
         self.events.publish(clock::epoch(), Happening::Stopping { reason: reason.to_owned() });
         let run = self.cycles.give_up();
         if engines == OnStop::Leave {
@@ -324,45 +344,6 @@ impl App {
         self.close(reason).await;
     }
 
-    /// Goes, and leaves the engines where they are. Operations and answers that are under way end side by side.
-    async fn leave(mut self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
-        self.hub.leave();
-        let mut gateway = self.gateway.take();
-        let orderly = async {
-            if let Some(run) = run {
-                run.over().await;
-            }
-            let mut nodes = self.switcher.watch();
-            // An error means that the switcher has ended.
-            drop(nodes.wait_for(|node| node.operations.is_empty() && node.queue.is_empty()).await);
-        };
-        let config = self.config.get();
-        let answers = async {
-            let Some(gateway) = &mut gateway else { return };
-            let limit = config.gateway.upgrade_drain;
-            if tokio::time::timeout(limit, gateway.leave()).await.is_err() {
-                tracing::warn!(
-                    requests = self.hub.all_in_flight(),
-                    limit_s = limit.as_secs_f64(),
-                    "not every answer ended within `upgrade_drain`; what is left is ended with an error"
-                );
-                self.hub.cut();
-                // They are told, and some ask again.
-                drop(tokio::time::timeout(LAST_WORDS, gateway.leave()).await);
-            }
-        };
-        let limit = tokio::time::sleep(config.node.shutdown_grace);
-        tokio::select! {
-            _ = futures_util::future::join(orderly, answers) => {}
-            () = limit => tracing::warn!("not everything ended in time; the next agent goes on with it"),
-            () = hurry => tracing::warn!("told to hurry; the next agent goes on with what is under way"),
-        }
-        // Whoever is still being answered is told so.
-        self.hub.cut();
-        self.gateway = gateway;
-        self.close(&format!("{reason}, engines left running")).await;
-    }
-
     async fn close(self, reason: &str) {
         // Whoever was waiting or being answered has been told by now.
         if let Some(gateway) = self.gateway {
@@ -376,6 +357,8 @@ impl App {
         self.schedules.end();
         for task in self.tasks {
             task.abort();
+            // What it listened on is free for the next agent.
+            drop(task.await);
         }
         drop(self.hands.recorder.journal().flush().await);
         self.hands.recorder.journal().clone().close().await;

@@ -111,6 +111,7 @@ impl Backend {
                 Request::Pause { tier: r.tier.map(tier_in), drain: drain(r.drain, r.deadline_s) }
             }
             OperationRequest::Resume(_) => Request::Resume,
+            OperationRequest::Adopt(r) => Request::Adopt(self.engine(&r.engine)?),
         })
     }
 

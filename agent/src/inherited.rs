@@ -52,6 +52,11 @@ impl Name {
         }
     }
 
+    /// By its word.
+    pub fn of(word: &str) -> Option<Name> {
+        Name::ALL.into_iter().find(|name| name.word() == word)
+    }
+
     /// Where the configuration says the same.
     fn key(self) -> &'static str {
         match self {
@@ -143,6 +148,8 @@ pub enum Error {
 pub struct Inherited {
     /// Listeners of the gateway.
     pub gateway: Vec<TcpListener>,
+    /// Those were made by a former agent ([`crate::successor`]), and nobody else holds them.
+    pub gateway_is_ours: bool,
     /// Of `/metrics`.
     pub metrics: Option<TcpListener>,
     /// Of the control API.
@@ -162,7 +169,7 @@ impl Inherited {
         let mut given = ListenFd::from_env();
         let (mut gateway, mut metrics, mut control) = (Vec::new(), Vec::new(), Vec::new());
         for (at, written) in names.into_iter().enumerate() {
-            let Some(name) = Name::ALL.into_iter().find(|name| name.word() == written) else {
+            let Some(name) = Name::of(&written) else {
                 return Err(Error::Unknown { name: written });
             };
             let kind = |wanted| move |source| Error::Kind { name, wanted, source };
@@ -177,17 +184,22 @@ impl Inherited {
         }
         Ok(Inherited {
             gateway,
+            gateway_is_ours: false,
             metrics: single(Name::Metrics, metrics)?,
             control: single(Name::Control, control)?,
         })
     }
 
-    /// Whether it agrees with the configuration.
+    /// Itself, if it agrees with the configuration. What a former agent had made for itself is given up where the
+    /// configuration has changed since.
     ///
     /// # Errors
     /// [`Error::Elsewhere`], [`Error::Unwanted`].
-    pub fn agrees(&self, config: &Config) -> Result<(), Error> {
-        same(Name::Gateway, &self.gateway, config.gateway.listen)?;
+    pub fn agreed(mut self, config: &Config) -> Result<Self, Error> {
+        match same(Name::Gateway, &self.gateway, config.gateway.listen) {
+            Err(_) if self.gateway_is_ours => self.gateway.clear(),
+            other => other?,
+        }
         same(Name::Metrics, self.metrics.as_slice(), config.node.metrics_listen)?;
         if let Some(control) = &self.control {
             let configured = config.node.control_socket();
@@ -201,7 +213,7 @@ impl Inherited {
                 });
             }
         }
-        Ok(())
+        Ok(self)
     }
 }
 

@@ -30,5 +30,6 @@ pub mod report;
 pub mod reports;
 pub mod schedule;
 pub mod status;
+pub mod successor;
 pub mod switcher;
 pub mod translate;

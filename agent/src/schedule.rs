@@ -41,18 +41,22 @@ impl Schedules {
     /// These, and no others. One that is the same as before goes on waiting.
     pub fn set(&self, schedules: &[Schedule]) {
         let mut tasks = self.tasks.lock().unwrap_or_else(PoisonError::into_inner);
-        tasks.retain(|task| schedules.contains(&task.schedule));
-        for schedule in schedules {
-            if !tasks.iter().any(|task| task.schedule == *schedule) {
-                let work = keep(schedule.clone(), self.cycles.clone(), self.switcher.clone());
-                tasks.push(Task { schedule: schedule.clone(), task: tokio::spawn(work) });
-            }
-        }
+        let begin = |schedule| tokio::spawn(keep(schedule, self.cycles.clone(), self.switcher.clone()));
+        keep_those(&mut tasks, schedules, begin);
     }
 
     /// None any more.
     pub fn end(&self) {
         self.set(&[]);
+    }
+}
+
+fn keep_those(tasks: &mut Vec<Task>, schedules: &[Schedule], begin: impl Fn(Schedule) -> JoinHandle<()>) {
+    tasks.retain(|task| schedules.contains(&task.schedule));
+    for schedule in schedules {
+        if !tasks.iter().any(|task| task.schedule == *schedule) {
+            tasks.push(Task { schedule: schedule.clone(), task: begin(schedule.clone()) });
+        }
     }
 }
 
@@ -152,6 +156,31 @@ async fn begin(schedule: &Schedule, cycles: &Cycles, switcher: &Handle) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_still_configured_goes_on_waiting_and_nothing_else_does() {
+        let schedule = |name: &str, cron: &str| Schedule {
+            name: name.to_owned(),
+            cron: cron.to_owned(),
+            plan: PlanRef::BuiltIn("quick".to_owned()),
+            unless_serving: true,
+        };
+        let begin = |_| tokio::spawn(std::future::pending());
+        let (a, b) = (schedule("a", "0 1 * * *"), schedule("b", "0 2 * * *"));
+        let mut tasks = Vec::new();
+        keep_those(&mut tasks, &[a.clone(), b.clone()], begin);
+        let (of_a, of_b) = (tasks[0].task.id(), tasks[1].task.abort_handle());
+        // One goes on, one is another one now.
+        keep_those(&mut tasks, &[schedule("b", "0 3 * * *"), a], begin);
+        let all: Vec<_> = tasks.iter().map(|task| (task.schedule.name.as_str(), task.task.id())).collect();
+        assert_eq!(all.len(), 2);
+        assert!(all.contains(&("a", of_a)) && !all.contains(&("b", of_b.id())), "{all:?}");
+        while !of_b.is_finished() {
+            tokio::task::yield_now().await;
+        }
+        keep_those(&mut tasks, &[], begin);
+        assert!(tasks.is_empty());
+    }
 
     /// 2026-11-30 at an hour and minute.
     fn at(hour: i8, minute: i8, second: i8) -> ZonedDateTime {

@@ -265,6 +265,7 @@ fn condition(node: &Node, board: &Board, seen: &Seen, id: EngineId) -> wire::Con
         }
         Condition::Settled => wire::Condition::Settled,
         Condition::NoRoom => wire::Condition::Stopped { why: wire::StoppedWhy::NoRoom },
+        Condition::PortTaken => wire::Condition::Stopped { why: wire::StoppedWhy::PortTaken },
         Condition::Backoff(at) => wire::Condition::Backoff {
             until_at: epoch_of(*at),
             failures: u32::try_from(e.crashes.count()).unwrap_or(u32::MAX),

@@ -53,6 +53,7 @@ async fn dispatch(context: &Context, command: Command) -> Result<(), Failure> {
         Command::Start(args) => commands::start::run(context, args).await,
         Command::Stop(args) => commands::stop::run(context, args).await,
         Command::Restart(args) => commands::restart::run(context, args).await,
+        Command::Adopt(args) => commands::adopt::run(context, args).await,
         Command::Reset(args) => commands::reset::run(context, args).await,
         Command::Pause(args) => commands::pause::run(context, args).await,
         Command::Resume(args) => commands::resume::run(context, args).await,

@@ -1,8 +1,8 @@
 //! The command line.
 
 use crate::commands::{
-    check, completions, cycle, explain, journal, logs, man, pause, reload, report, reset, restart, resume,
-    sleep, start, status, stop, switch, top, wake,
+    adopt, check, completions, cycle, explain, journal, logs, man, pause, reload, report, reset, restart,
+    resume, sleep, start, status, stop, switch, top, wake,
 };
 use clap::{Parser, Subcommand};
 use hotbunk_api::error::ExitCode;
@@ -53,6 +53,8 @@ pub(crate) enum Command {
     Stop(stop::Args),
     /// Stop and start an engine
     Restart(restart::Args),
+    /// Take over a server that somebody else has started, as it runs
+    Adopt(adopt::Args),
     /// Let a failed engine start again
     Reset(reset::Args),
     /// Put every engine out of the way for maintenance

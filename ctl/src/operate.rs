@@ -125,6 +125,7 @@ fn outcome(operation: &Operation) -> String {
         OperationKind::Repair => format!("{engine} is repaired"),
         OperationKind::Pause => format!("{engine} is paused"),
         OperationKind::Resume => format!("{engine} serves again"),
+        OperationKind::Adopt => format!("{engine} is taken over"),
     };
     let mut parts = vec![done];
     if let Some(s) = operation.first_token_s {

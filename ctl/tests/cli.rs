@@ -88,6 +88,7 @@ fn help_texts() {
         "start",
         "stop",
         "restart",
+        "adopt",
         "reset",
         "pause",
         "resume",
@@ -157,13 +158,14 @@ fn failures_have_a_line_and_a_code_of_their_own() {
 #[test]
 fn every_operation_has_its_command() {
     let fake = Fake::start();
-    let cases: [(&[&str], &str); 8] = [
+    let cases: [(&[&str], &str); 9] = [
         (&["sleep", "B", "--tier", "level2", "--drain", "abort", "--deadline", "1m30s"], "sleep"),
         (&["wake", "B"], "wake"),
         (&["start", "B"], "start"),
         (&["stop", "B", "--drain", "wait"], "stop"),
         (&["restart", "B"], "restart"),
         (&["reset", "B"], "reset"),
+        (&["adopt", "B"], "adopt"),
         (&["pause", "--tier", "stopped", "--drain", "abort"], "pause"),
         (&["resume"], "resume"),
     ];

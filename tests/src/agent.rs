@@ -49,7 +49,7 @@ impl Agent {
             .args(["run", "--config"])
             .arg(node.config())
             .args(args)
-            .envs(node.env().iter().map(|(k, v)| (k, v.replace("{dir}", &node.dir().display().to_string()))))
+            .envs(node.environment())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::from(log.expect("the log")))

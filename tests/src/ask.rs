@@ -97,3 +97,8 @@ pub fn restart(name: &str) -> OperationRequest {
 pub fn reset(name: &str) -> OperationRequest {
     OperationRequest::Reset(engine(name))
 }
+
+/// Takes over what runs on its port.
+pub fn adopt(name: &str) -> OperationRequest {
+    OperationRequest::Adopt(engine(name))
+}

@@ -42,6 +42,12 @@ impl Engine {
         format!("http://127.0.0.1:{}{path}", self.port)
     }
 
+    /// What `/v1/models` answers; `None` where nobody does.
+    pub async fn try_models(&self) -> Option<Value> {
+        let sent = self.http.get(self.url("/v1/models")).timeout(PATIENCE).send().await;
+        sent.ok()?.error_for_status().ok()?.json().await.ok()
+    }
+
     /// POST without a body; the status.
     ///
     /// # Panics
@@ -90,6 +96,16 @@ impl Engine {
         let sent = self.http.post(self.url("/sim/fault")).json(&body).timeout(PATIENCE).send().await;
         let answer = sent.expect("an answer");
         assert_eq!(answer.status(), 200, "{}", answer.text().await.unwrap_or_default());
+    }
+
+    /// Sets its pace: how many times faster than real time.
+    ///
+    /// # Panics
+    /// The engine does not take it.
+    pub async fn pace(&self, speed: f64) {
+        let body = json!({ "speed": speed });
+        let sent = self.http.post(self.url("/sim/speed")).json(&body).timeout(PATIENCE).send().await;
+        assert_eq!(sent.expect("an answer").status(), 200);
     }
 
     /// Clears all faults of an engine that runs.

@@ -10,10 +10,10 @@ use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
 
-/// What a program needs to find descriptors from 3 on, and `LISTEN_PID` to be itself. The sockets come as its standard
+/// What a program needs to find descriptors from 3 on, and `LISTEN_PID` and `WATCHDOG_PID` to be itself. The sockets come as its standard
 /// streams, which is the way to hand them over without leaving them open to every other child.
 const HAND: &str = "exec 3<&0 4<&1 5<&2 0</dev/null 1>/dev/null 2>>\"$HANDED_LOG\"\n\
-                    LISTEN_PID=$$; export LISTEN_PID; exec \"$@\"";
+                    LISTEN_PID=$$; WATCHDOG_PID=$$; export LISTEN_PID WATCHDOG_PID; exec \"$@\"";
 
 /// Sockets with their names, in the order in which they are handed over; three at most.
 #[derive(Debug)]
@@ -72,6 +72,7 @@ impl Handed {
             .arg(agent_binary())
             .args(["run", "--config"])
             .arg(node.config())
+            .envs(node.environment())
             .env("HANDED_LOG", node.dir().join("agent.log"))
             .env("LISTEN_FDS", self.sockets.len().to_string())
             .env("LISTEN_FDNAMES", names.join(":"))

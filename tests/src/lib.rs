@@ -11,6 +11,7 @@
 mod agent;
 mod ask;
 mod binaries;
+mod by_hand;
 mod ctl;
 mod engine;
 mod handed;
@@ -22,8 +23,9 @@ mod runtime;
 mod wait;
 
 pub use agent::{Agent, IncidentSeen};
-pub use ask::{Sleep, Switch, reset, restart, start, stop, wake};
+pub use ask::{Sleep, Switch, adopt, reset, restart, start, stop, wake};
 pub use binaries::{agent_binary, ctl_binary};
+pub use by_hand::ByHand;
 pub use ctl::{Done, ctl};
 pub use engine::{Engine, Stream};
 pub use handed::Handed;

@@ -7,11 +7,12 @@ use crate::processes::{self, Process};
 use crate::wait::PATIENCE;
 use hotbunk_sim::ledger::{DeviceLedger, LedgerHeader, Owner};
 use hotbunk_sim::profile::{EngineProfile, Profile};
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// By how much less host memory the simulated engines take.
 const HOST_SCALE: u64 = 4096;
@@ -22,8 +23,15 @@ const MIB: u64 = 1 << 20;
 /// # Panics
 /// There is none.
 pub fn free_port() -> u16 {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-    listener.local_addr().expect("its address").port()
+    // The kernel may give a port that was free before once more: one node must not have it twice.
+    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+    loop {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
+        let port = listener.local_addr().expect("its address").port();
+        if GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
+            return port;
+        }
+    }
 }
 
 /// An engine in the making.
@@ -456,8 +464,10 @@ impl Node {
         self.dir().join("run/control.sock")
     }
 
-    pub(crate) fn env(&self) -> &[(String, String)] {
-        &self.inner.env
+    /// Variables of the agent's environment.
+    pub(crate) fn environment(&self) -> impl Iterator<Item = (&str, String)> {
+        let dir = self.dir().display().to_string();
+        self.inner.env.iter().map(move |(name, value)| (&**name, value.replace("{dir}", &dir)))
     }
 
     /// Runs an agent and waits until it answers.

@@ -58,6 +58,8 @@ pub enum OperationRequest {
     Pause(PauseRequest),
     /// The end of maintenance: what served before serves again.
     Resume(ResumeRequest),
+    /// Take over a server of this engine's model that somebody else has started, as it runs.
+    Adopt(EngineRequest),
 }
 
 /// What an operation on the whole node names instead of an engine.
@@ -71,7 +73,10 @@ impl OperationRequest {
             OperationRequest::Switch(r) => &r.engine,
             OperationRequest::Sleep(r) => &r.engine,
             OperationRequest::Stop(r) | OperationRequest::Restart(r) => &r.engine,
-            OperationRequest::Wake(r) | OperationRequest::Start(r) | OperationRequest::Reset(r) => &r.engine,
+            OperationRequest::Wake(r)
+            | OperationRequest::Start(r)
+            | OperationRequest::Reset(r)
+            | OperationRequest::Adopt(r) => &r.engine,
         }
     }
 
@@ -87,6 +92,7 @@ impl OperationRequest {
             OperationRequest::Reset(_) => OperationKind::Reset,
             OperationRequest::Pause(_) => OperationKind::Pause,
             OperationRequest::Resume(_) => OperationKind::Resume,
+            OperationRequest::Adopt(_) => OperationKind::Adopt,
         }
     }
 
@@ -103,7 +109,8 @@ impl OperationRequest {
             OperationRequest::Wake(_)
             | OperationRequest::Start(_)
             | OperationRequest::Reset(_)
-            | OperationRequest::Resume(_) => None,
+            | OperationRequest::Resume(_)
+            | OperationRequest::Adopt(_) => None,
         };
         match deadline {
             Some(s) if !(0.0..=MAX_DEADLINE_S).contains(&s) => Err(ApiError::new(

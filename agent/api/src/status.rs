@@ -249,6 +249,8 @@ pub enum StoppedWhy {
     Operator,
     /// It waits until there is room to start.
     NoRoom,
+    /// Somebody else listens on its port: `ctl adopt` takes over a server of its model as it runs, `ctl doctor` says more.
+    PortTaken,
     /// A handoff left it so.
     Handoff,
     /// It should sleep and cannot: it is switched by restart.

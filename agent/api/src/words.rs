@@ -131,6 +131,8 @@ words! {
         Pause = "pause",
         /// What served before maintenance serves again.
         Resume = "resume",
+        /// A server that somebody else has started is taken over.
+        Adopt = "adopt",
     }
 }
 

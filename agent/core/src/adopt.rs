@@ -127,6 +127,12 @@ pub enum Doing {
     Spawn,
     /// A process tree is ended, or its bytes are awaited to go.
     Stop,
+    /// A server that somebody else has started is found, proven and held.
+    Hold,
+    /// What is held becomes ours.
+    Keep,
+    /// What is held is left as it was found.
+    LetGo,
 }
 
 /// What an engine says for itself.
@@ -303,10 +309,14 @@ pub static AT_REST: &[RestRow] = &[
 /// The step that an operation was in, of the engine that it acts on.
 pub static IN_STEP: &[StepRow] = &[
     row(&[Doing::Stop], &[], &[], Then::Again, "an end is asked for until it has come"),
+    row(&[Doing::LetGo], &[], &[], Then::Again, "it never was ours: letting go of it twice does no harm"),
+    row(&[Doing::Hold], &[Says::Nobody], &[], Then::Again, "nothing is held: it is looked for anew"),
     row(&[Doing::Spawn], &[Says::Nobody], &[], Then::Again, "no process was made"),
     row(&[], &[Says::Nobody, Says::Ended], &[], Then::Died, "its process ended"),
     row(&[Doing::Spawn], &[], &[], Then::GoOn, "the process is there: until it is ready"),
     row(&[], &[Says::Strange], &[], Then::End, "whatever is asked next would reach somebody else"),
+    row(&[Doing::Hold], &[], &[], Then::Again, "held already: proven once more"),
+    row(&[Doing::Keep], &[], &[], Then::Again, "kept twice is kept once"),
     row(&[Doing::DrainOver], &[], &[], Then::GiveUp, "nothing has moved, and nobody waits for it any more"),
     row(&[Doing::Drain, Doing::Look], &[], &[], Then::Again, "it only looks, or waits"),
     row(&[Doing::Probe], &[], &[Bytes::Gone], Then::End, "its memory is not there: a probe would kill it"),
@@ -403,9 +413,8 @@ pub fn place(kept: Option<&KeptEngine>) -> Place {
         _ if kept.dead => Place::Stopped,
         (Condition::Moving, _) => Place::Moving,
         (Condition::Adrift(_), _) => Place::Adrift,
-        (Condition::Backoff(_) | Condition::NoRoom | Condition::Failed(_), _) | (_, Tier::Stopped) => {
-            Place::Stopped
-        }
+        (Condition::Backoff(_) | Condition::NoRoom | Condition::PortTaken | Condition::Failed(_), _)
+        | (_, Tier::Stopped) => Place::Stopped,
         (Condition::Settled, Tier::Awake) => Place::Awake,
         (Condition::Settled, _) => Place::Asleep,
     }
@@ -430,6 +439,9 @@ pub fn doing(op: &Operation, step: &Step, began: Moment, now: Moment) -> Doing {
         },
         Step::Probe { .. } => Doing::Probe,
         Step::Spawn(_) => Doing::Spawn,
+        Step::Hold(_) => Doing::Hold,
+        Step::Keep(_) => Doing::Keep,
+        Step::LetGo(_) => Doing::LetGo,
         Step::Stop { .. } | Step::AwaitRelease { tier: Tier::Stopped, .. } => Doing::Stop,
         _ => Doing::Look,
     }

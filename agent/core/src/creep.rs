@@ -132,7 +132,7 @@ fn is_idle(node: &Node, id: EngineId) -> bool {
         _ if e.dead || e.is_busy() => false,
         Condition::Settled => !e.process || e.watch.idle >= IDLE_SURVEYS,
         // It has no process, and waits for somebody.
-        Condition::Failed(_) | Condition::NoRoom => true,
+        Condition::Failed(_) | Condition::NoRoom | Condition::PortTaken => true,
         Condition::Moving | Condition::Adrift(_) | Condition::Backoff(_) => false,
     }
 }

@@ -134,7 +134,7 @@ fn hindrance(node: &Node, id: EngineId, now: Moment) -> Result<(), Hindrance> {
         Condition::Backoff(at) if *at > now => Err(Hindrance::Until(*at)),
         Condition::Moving | Condition::Adrift(_) => Err(Hindrance::Until(now)),
         Condition::Settled if e.dead => Err(Hindrance::Until(now)),
-        Condition::Settled | Condition::NoRoom | Condition::Backoff(_) => Ok(()),
+        Condition::Settled | Condition::NoRoom | Condition::PortTaken | Condition::Backoff(_) => Ok(()),
     }
 }
 

@@ -97,6 +97,28 @@ pub enum Action {
         /// At which tier.
         tier: Tier,
     },
+    /// Find the server that listens on the engine's port, prove that it may be taken over, and take hold of it: its end is
+    /// heard of from now on, and nothing else is done to it.
+    Hold {
+        /// Engine.
+        engine: EngineId,
+        /// The life that it will have been.
+        life: u64,
+        /// Longest wait for one answer.
+        deadline: Duration,
+    },
+    /// What is held is ours from now on, to be ended as well; and measured.
+    Keep {
+        /// Engine.
+        engine: EngineId,
+        /// Longest wait for one answer.
+        deadline: Duration,
+    },
+    /// What is held and not kept is left as it was found.
+    LetGo {
+        /// Engine.
+        engine: EngineId,
+    },
 }
 
 impl Action {
@@ -112,7 +134,10 @@ impl Action {
             | Action::Ready { engine, .. }
             | Action::WarmUp { engine, .. }
             | Action::Stop { engine, .. }
-            | Action::Measure { engine, .. } => *engine,
+            | Action::Measure { engine, .. }
+            | Action::Hold { engine, .. }
+            | Action::Keep { engine, .. }
+            | Action::LetGo { engine } => *engine,
         }
     }
 }
@@ -206,6 +231,33 @@ pub enum StepResult {
     },
     /// The engine's process went while the action ran.
     Gone(String),
+    /// No process was started: somebody else listens on the engine's port.
+    PortTaken(String),
+    /// A server was found, proven and taken hold of.
+    Held,
+    /// None was, or it may not be taken over: why, and what to do.
+    NotHeld(String),
+    /// What was held is ours from now on.
+    TakenIn(Box<TakenIn>),
+    /// It is not held any more.
+    LetGo,
+}
+
+/// What is known of a server at the moment at which it becomes ours.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct TakenIn {
+    /// What it can do.
+    pub capabilities: Capabilities,
+    /// Device-wide used bytes by device; `None` without evidence.
+    pub used: Vec<(DeviceId, Option<u64>)>,
+    /// Its own bytes on each device, where pids can be mapped (the largest of them).
+    pub bytes: Option<u64>,
+    /// Resident host bytes.
+    pub host: Option<u64>,
+    /// It runs with the settings that are configured, as far as can be told.
+    pub as_configured: bool,
+    /// What the operator should know, a sentence each.
+    pub remarks: Vec<String>,
 }
 
 /// Something for the journal, the metrics and the log.
@@ -352,6 +404,15 @@ pub enum Note {
     },
     /// A reply came that nobody waits for any more.
     Late(Ticket),
+    /// A server that somebody else had started is an engine of this node from now on.
+    TakenIn {
+        /// Operation.
+        id: OperationId,
+        /// Engine.
+        engine: EngineId,
+        /// What the operator should know, a sentence each.
+        remarks: Vec<String>,
+    },
     /// Newer settings of an engine are in force: from here on they are the shell's as well.
     Revised {
         /// Engine.

@@ -102,6 +102,8 @@ pub enum Request {
     Bury(EngineId),
     /// Bring an engine that is adrift back to a verified tier (the agent's own).
     Repair(EngineId),
+    /// Take over a server of this engine's model that somebody else has started.
+    Adopt(EngineId),
     /// Maintenance: every engine out of the way, and nothing woken by demand until [`Request::Resume`].
     Pause {
         /// Where to, at least; where it is `None`, each engine's quickest tier that gives its memory back.
@@ -126,7 +128,8 @@ macro_rules! engine_of {
             | Request::Restart { engine, .. }
             | Request::Reset(engine)
             | Request::Bury(engine)
-            | Request::Repair(engine) => Some(engine),
+            | Request::Repair(engine)
+            | Request::Adopt(engine) => Some(engine),
         }
     };
 }
@@ -154,6 +157,7 @@ impl Request {
             Request::Reset(_) => "reset",
             Request::Bury(_) => "sweep",
             Request::Repair(_) => "repair",
+            Request::Adopt(_) => "adopt",
             Request::Pause { .. } => "pause",
             Request::Resume => "resume",
         }
@@ -255,6 +259,13 @@ pub enum Event {
         engine: EngineId,
         /// What is held for it now.
         demand: Demand,
+    },
+    /// Who listens on the port of an engine that has no process: a sentence with what to do, or nobody.
+    Port {
+        /// Engine.
+        engine: EngineId,
+        /// Who.
+        taken: Option<String>,
     },
     /// The journal cannot be written, and the configuration wants nothing switched without it; `None`: it can again.
     JournalLost(Option<String>),

@@ -48,6 +48,9 @@ pub struct KeptEngine {
     pub level2_unsafe: bool,
     /// It cannot park.
     pub cannot_park: bool,
+    /// Its process runs with other settings than are configured.
+    #[serde(default)]
+    pub other_settings: bool,
     /// Crashes within the window.
     pub crashes: Crashes,
     /// Whether it should come back awake.
@@ -209,6 +212,7 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         restart_only,
         level2_unsafe,
         cannot_park,
+        other_settings,
         crashes,
         wanted_awake,
         awake_since,
@@ -246,6 +250,7 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         restart_only: *restart_only,
         level2_unsafe: *level2_unsafe,
         cannot_park: *cannot_park,
+        other_settings: *other_settings,
         crashes: crashes.clone(),
         wanted_awake: *wanted_awake,
         awake_since: *awake_since,

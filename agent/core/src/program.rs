@@ -10,6 +10,9 @@
 //!   Launch  reserve · take · spawn · ready · probe · warm up · measure · rehearse · settle · open
 //!   Kill    close · take · stop · await release · bury
 //! ```
+//!
+//! Taking over a server that somebody else has started has no leg: `hold · probe · warm up · keep · open`, and `let go`
+//! where any of it fails ([`crate::step`]).
 
 use crate::call::{Call, SleepLevel, WakeTags};
 use crate::effect::{Incident, ProbeKind};
@@ -69,6 +72,8 @@ pub enum Step {
     Rehearse(EngineId),
     /// The rehearsal has ended: before this mark, failures are the rehearsal's.
     Rehearsed(EngineId),
+    /// Its port is somebody else's: it has no process, and waits for it.
+    Defer(EngineId),
 
     // Steps that are one action.
     /// Running requests end by policy.
@@ -129,6 +134,12 @@ pub enum Step {
         /// SIGTERM to SIGKILL.
         grace: Duration,
     },
+    /// A running server is found, proven and held.
+    Hold(EngineId),
+    /// What is held is the engine from now on.
+    Keep(EngineId),
+    /// What is held is left as it was found.
+    LetGo(EngineId),
 }
 
 /// The engine of a step, borrowed as the step is.
@@ -152,7 +163,11 @@ macro_rules! engine_of {
             | Step::AwaitResidence(e)
             | Step::Spawn(e)
             | Step::Ready(e)
-            | Step::WarmUp(e) => Some(e),
+            | Step::WarmUp(e)
+            | Step::Defer(e)
+            | Step::Hold(e)
+            | Step::Keep(e)
+            | Step::LetGo(e) => Some(e),
             Step::Fall { engine, .. }
             | Step::Launch { engine, .. }
             | Step::Settle { engine, .. }
@@ -226,6 +241,10 @@ impl Step {
             Step::WarmUp(e) => format!("warm {} up", name(e)),
             Step::Measure { engine, tier } => format!("measure {} {tier}", name(engine)),
             Step::Stop { engine, .. } => format!("stop {}'s processes", name(engine)),
+            Step::Defer(e) => format!("{} waits for its port", name(e)),
+            Step::Hold(e) => format!("find and prove the server on {}'s port", name(e)),
+            Step::Keep(e) => format!("take it over as {}", name(e)),
+            Step::LetGo(e) => format!("leave the server on {}'s port as it was", name(e)),
         }
     }
 }
@@ -290,6 +309,10 @@ pub enum Cause {
     Cancelled,
     /// The engine is not in a tier that the step could begin from.
     WrongTier,
+    /// Somebody else listens on the engine's port: no process was started.
+    PortTaken,
+    /// What runs there may not be taken over.
+    NotAdopted,
 }
 
 impl Cause {
@@ -314,7 +337,9 @@ impl Cause {
             | Cause::NoRoom
             | Cause::NoEvidence
             | Cause::Cancelled
-            | Cause::WrongTier => false,
+            | Cause::WrongTier
+            | Cause::PortTaken
+            | Cause::NotAdopted => false,
         }
     }
 
@@ -340,6 +365,8 @@ impl Cause {
             Cause::Gone => "engine_gone",
             Cause::Cancelled => "cancelled",
             Cause::WrongTier => "wrong_tier",
+            Cause::PortTaken => "port_taken",
+            Cause::NotAdopted => "not_adopted",
         }
     }
 }
@@ -373,6 +400,7 @@ pub fn incident_of(step: &Step, cause: Cause) -> Option<Incident> {
         | Cause::NoRoom
         | Cause::Cancelled
         | Cause::WrongTier
+        | Cause::NotAdopted
         | Cause::NoEvidence => return None,
         Cause::CallRefused if matches!(step, Step::Call { call: Call::ReleaseKvCache, .. }) => {
             Incident::ParkRefused
@@ -389,7 +417,9 @@ pub fn incident_of(step: &Step, cause: Cause) -> Option<Incident> {
         Cause::ResidenceMissing => Incident::WakeIncomplete,
         Cause::ProbeFailed => Incident::ProbeFailed,
         Cause::CanaryMismatch => Incident::CanaryMismatch,
-        Cause::SpawnFailed | Cause::NotReady | Cause::WarmUpFailed => Incident::StartFailed,
+        Cause::SpawnFailed | Cause::NotReady | Cause::WarmUpFailed | Cause::PortTaken => {
+            Incident::StartFailed
+        }
         Cause::Leftovers => Incident::Leftovers,
         Cause::Gone => Incident::Crashed,
     })

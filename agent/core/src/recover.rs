@@ -19,6 +19,8 @@
 //! | bytes gone? | not to be seen | on its way out of awake: wake it again; further down: end it; stopped: believe the sweep |
 //! | drain, of an engine being stopped | process gone | go on: what is left of it goes the same way |
 //! | any | process gone | sweep it |
+//! | spawn | port taken | nothing was started, which is no crash: once more when it is free |
+//! | any, of a server that is being taken over | any | probe: once again; warm-up: go on without a canary; else let go of it, as it was |
 //!
 //! "End it" goes on where the engine was on its way out (its bytes are gone, which is what the handoff needs), and gives
 //! the operation up otherwise; giving up restores what served before.
@@ -61,6 +63,10 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
     let park_refused =
         matches!(step, Step::Call { call: Call::ReleaseKvCache, .. }) && cause == Cause::CallRefused;
     match (step, cause) {
+        // A server that is not ours yet: nothing but letting go of it can be wrong to do to it.
+        (Step::LetGo(_), _) => Recovery::Accept,
+        _ if op.takes_over(node, id) => not_taken_over(op, id, step, cause),
+        (Step::Spawn(_), Cause::PortTaken) => Recovery::GiveUp(vec![Step::Defer(id)]),
         (Step::AwaitRelease { tier: Tier::Stopped, .. }, Cause::NoEvidence) => Recovery::Accept,
         (Step::AwaitRelease { tier: Tier::Stopped, .. } | Step::Stop { .. }, _) => Recovery::Leftovers(id),
         // It was to be stopped: what is left of it goes the same way.
@@ -104,6 +110,16 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
         }
         (Step::Fall { .. } | Step::Rise(_) | Step::Launch { .. }, _) => Recovery::GiveUp(Vec::new()),
         _ => Recovery::Lost(id),
+    }
+}
+
+/// Of a server that is being taken over: whatever goes wrong, it is left as it was found.
+fn not_taken_over(op: &Operation, id: EngineId, step: &Step, cause: Cause) -> Recovery {
+    match step {
+        Step::Probe { .. } if op.attempts == 0 && cause == Cause::ProbeFailed => Recovery::Retry,
+        // It serves others meanwhile; later wakes are verified by a token, whichever it is.
+        Step::WarmUp(_) if cause == Cause::WarmUpFailed => Recovery::Accept,
+        _ => Recovery::GiveUp(vec![Step::LetGo(id)]),
     }
 }
 

@@ -15,7 +15,7 @@
 //!                                    failed ──── operator's reset
 //! ```
 //!
-//! `backoff`, `no room` and `failed` imply the tier `stopped`.
+//! `backoff`, `no room`, `port taken` and `failed` imply the tier `stopped`.
 
 use crate::backoff::Crashes;
 use crate::capability::Capabilities;
@@ -82,6 +82,8 @@ pub enum Condition {
     Backoff(Moment),
     /// Cannot start for want of room.
     NoRoom,
+    /// Cannot start: somebody else listens on its port.
+    PortTaken,
     /// Given up, with the reason.
     Failed(String),
 }
@@ -141,6 +143,9 @@ pub struct Engine {
     pub level2_unsafe: bool,
     /// It has been seen to be unable to park.
     pub cannot_park: bool,
+    /// Its process was started by somebody else and runs with other settings than are configured: what was measured of it
+    /// says nothing of the next one.
+    pub other_settings: bool,
     /// Crashes within the window.
     pub crashes: Crashes,
     /// Whether it should be awake when it comes back from a crash.
@@ -191,6 +196,7 @@ impl Engine {
             restart_only: false,
             level2_unsafe: false,
             cannot_park: false,
+            other_settings: false,
             crashes: Crashes::default(),
             wanted_awake: false,
             awake_since: Moment(0),
@@ -241,6 +247,7 @@ impl Engine {
             Condition::Adrift(_) => "adrift",
             Condition::Backoff(_) => "backoff",
             Condition::NoRoom => "no_room",
+            Condition::PortTaken => "port_taken",
             Condition::Failed(_) => "failed",
         }
     }

@@ -10,6 +10,8 @@
 //!                 ▼                                      └────── recover ◄──────┘
 //! ```
 //!
+//! An engine's process may also be one that somebody else has started: `take_in` has what becomes of it.
+//!
 //! After every event the idle devices are given their next work: sweeping what died, repairing what drifted, what waits
 //! in the queue, restarts that are due.
 
@@ -23,6 +25,7 @@ mod judge;
 mod maintain;
 mod observe;
 mod revise;
+mod take_in;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
@@ -49,6 +52,7 @@ pub fn step(node: &mut Node, event: Event, now: Moment) -> Vec<Effect> {
         Event::DeviceRead { device, capacity, used } => cx.device_read(device, capacity, used),
         Event::DeviceLost { device, reason } => cx.device_lost(device, reason),
         Event::Demand { engine, demand } => cx.demanded(engine, demand),
+        Event::Port { engine, taken } => cx.port(engine, taken.as_deref()),
         Event::JournalLost(reason) => cx.node.journal_lost = reason,
         Event::Uses(uses) => uses.into_iter().for_each(|u| cx.used(u.engine, u.in_flight, u.at)),
         Event::Tick => cx.survey_all(),

@@ -18,7 +18,8 @@
 //! A process that was started with other settings than are configured now serves on as it is (that is what it was doing)
 //! and is said; it is restarted with them at its next idle moment, as after a reload. One whose engine is not configured any more is stopped. One without its
 //! shim cannot be held: nobody reads its output or would hear of its end, so its tree is ended, as when a shim dies under
-//! a living agent.
+//! a living agent. A server that somebody else had started, and that was not ours yet when its agent ended
+//! ([`hotbunk_core::step`]), is held on to where its taking over goes on, and else let go as it was.
 
 mod find;
 mod keep;
@@ -36,9 +37,11 @@ use crate::switcher::Order;
 use hotbunk_api::operation::Operation;
 use hotbunk_core::adopt::{Adopted, Adoption, Found, Process};
 use hotbunk_core::call::SleepingAnswer;
+use hotbunk_core::event::Request;
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
+use hotbunk_core::kept::KeptWork;
 use hotbunk_core::revise::Revised;
-use hotbunk_core::state::Node;
+use hotbunk_core::state::{Node, Stage};
 use hotbunk_core::time::Moment;
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -97,6 +100,11 @@ pub async fn look(
     let mut strays = Vec::new();
     for predecessor in predecessors {
         let configured = config.engines.iter().any(|e| e.name == predecessor.engine());
+        let held = resume && configured && predecessor.shim_alive;
+        if never_ours(&predecessor, &former) && !held {
+            let_go(&predecessor).await;
+            continue;
+        }
         if !resume || !configured || !predecessor.shim_alive {
             strays.push(predecessor);
             continue;
@@ -145,6 +153,19 @@ pub async fn look(
     Ok(Left { candidates, left_alone, resume })
 }
 
+/// Whether it is a server that somebody else had started, and that had not become an engine when the agent ended that was
+/// about to take it over.
+fn never_ours(predecessor: &Predecessor, former: &Former) -> bool {
+    let unknown = || former.engines.get(predecessor.engine()).is_some_and(|kept| !kept.process);
+    predecessor.is_only_held() || (predecessor.is_adopted() && unknown())
+}
+
+async fn let_go(predecessor: &Predecessor) {
+    let pid = predecessor.incarnation().map(|incarnation| incarnation.pid);
+    tracing::info!(engine = predecessor.engine(), pid, "its taking over does not go on: left as it was");
+    process::let_go(predecessor).await;
+}
+
 async fn former(recorder: &Recorder) -> Former {
     let boot = process::tree::boot_id().unwrap_or_default();
     match recorder.journal().read(|reader| reader.kept()).await {
@@ -168,8 +189,16 @@ pub async fn take_over(
     if !former.unreadable.is_empty() {
         tracing::warn!(keys = ?former.unreadable, "written by another version; evidence alone decides");
     }
+    let same_boot = former.same_boot;
+    let work = former.work.clone().filter(|_| same_boot).map(|work| work.onto(node));
     let mut asked = JoinSet::new();
     for predecessor in left.candidates {
+        if never_ours(&predecessor, &former)
+            && !is_being_taken_over(node, work.as_ref(), predecessor.engine())
+        {
+            let_go(&predecessor).await;
+            continue;
+        }
         let Some(at) = slots.iter().position(|slot| slot.config.name == predecessor.engine()) else {
             continue;
         };
@@ -226,12 +255,17 @@ pub async fn take_over(
         Some((DeviceId(u16::try_from(at).unwrap_or(u16::MAX)), *kept))
     });
     let devices = if former.same_boot { devices.collect() } else { Vec::new() };
-    let work = former.work.filter(|_| former.same_boot).map(|work| work.onto(node));
     let goes_on: Vec<OperationId> =
         work.iter().flat_map(|work| work.operations.iter().map(|op| op.id)).collect();
     end_the_rest(recorder, &goes_on).await;
     let adoption = Adoption { engines, devices, used, work };
     Taken { adoption, orders: former.orders, done: former.done, began: clock::began() }
+}
+
+/// Whether an operation that takes it over goes on.
+fn is_being_taken_over(node: &Node, work: Option<&KeptWork>, engine: &str) -> bool {
+    let Some((work, id)) = work.zip(node.by_name(engine)) else { return false };
+    work.operations.iter().any(|op| op.request == Request::Adopt(id) && op.stage == Stage::Forward)
 }
 
 /// Operations that have begun and cannot go on (their agent ended with the machine, or its configuration is another one

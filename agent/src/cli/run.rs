@@ -4,7 +4,8 @@ use super::{check, say};
 use crate::app::{App, Begin, Engines, Former};
 use crate::config::{self, Config, DEFAULT_CONFIG, Facts, LogFormat, OnStop};
 use crate::effects::chain;
-use crate::inherited::Inherited;
+use crate::inherited::{self, Inherited};
+use crate::successor::{self, Plan};
 use clap::Args;
 use hotbunk_api::error::ExitCode as Code;
 use std::io::IsTerminal;
@@ -24,11 +25,19 @@ pub(crate) struct RunArgs {
     /// Start no engine; they wait for a command or a cycle.
     #[arg(long)]
     no_start: bool,
+    /// A former agent has sent its listeners to the standard input; this is where the program lies.
+    #[arg(long, hide = true, value_name = "PROGRAM")]
+    succeed: Option<PathBuf>,
 }
 
 pub(crate) fn main(args: RunArgs) -> ExitCode {
     // Before anything else: it changes the environment.
-    let inherited = Inherited::take();
+    let given = match &args.succeed {
+        None => Inherited::take().map(|inherited| (inherited, None)),
+        Some(_) => successor::Former::take()
+            .map(|(inherited, former)| (inherited, Some(former)))
+            .map_err(inherited::Error::Protocol),
+    };
     let config = match config::load(&args.config, &Facts::of_this_machine()) {
         Ok((config, warnings)) => {
             check::show(&warnings);
@@ -40,9 +49,9 @@ pub(crate) fn main(args: RunArgs) -> ExitCode {
             return Code::BadFile.into();
         }
     };
-    let agreed = inherited.and_then(|inherited| inherited.agrees(&config).map(|()| inherited));
-    let inherited = match agreed {
-        Ok(inherited) => inherited,
+    let agreed = given.and_then(|(inherited, former)| Ok((inherited.agreed(&config)?, former)));
+    let (inherited, former) = match agreed {
+        Ok(agreed) => agreed,
         Err(error) => {
             say(&format!("error: {}; nothing was started", chain(&error)));
             return Code::BadFile.into();
@@ -50,7 +59,16 @@ pub(crate) fn main(args: RunArgs) -> ExitCode {
     };
     logging(&config);
     let engines = if args.no_start { Engines::Leave } else { Engines::Start };
-    block_on(daemon(config, Begin { engines, former: Former::TakeOver, inherited }))
+    let begin = Begin { engines, former: Former::TakeOver, inherited };
+    let plan = plan(args);
+    block_on(daemon(config, begin, former, plan))
+}
+
+/// How the next agent would be started: as this one was, from where its program lies.
+fn plan(args: RunArgs) -> std::io::Result<Plan> {
+    let program = args.succeed.map_or_else(std::env::current_exe, Ok)?;
+    let flags = if args.no_start { vec!["--no-start".to_owned()] } else { Vec::new() };
+    Ok(Plan { program, config: args.config, args: flags })
 }
 
 /// Puts another filter into force; false where that is not possible.
@@ -109,7 +127,12 @@ pub(crate) fn block_on(work: impl Future<Output = ExitCode>) -> ExitCode {
     }
 }
 
-async fn daemon(config: Config, begin: Begin) -> ExitCode {
+async fn daemon(
+    config: Config,
+    begin: Begin,
+    former: Option<successor::Former>,
+    plan: std::io::Result<Plan>,
+) -> ExitCode {
     // SIGHUP as early as the others: it must not end an agent that is still starting.
     let received = Signals::new().and_then(|signals| Ok((signals, signal(SignalKind::hangup())?)));
     let (mut signals, mut hangups) = match received {
@@ -128,17 +151,47 @@ async fn daemon(config: Config, begin: Begin) -> ExitCode {
             return Code::Failed.into();
         }
     };
+    if former.is_some_and(|former| former.is_up().is_err()) && std::env::var_os("NOTIFY_SOCKET").is_some() {
+        say("the former agent was lost, and systemd starts another one: leaving the engines to that");
+        told = Some(LEAVE);
+    }
     drop(sd_notify::notify(&[sd_notify::NotifyState::Ready]));
     let watchdog = tokio::spawn(watchdog(app.switcher.clone()));
-    let reason = match told {
+    let mut reason = match told {
         Some(reason) => reason,
-        None => loop {
-            tokio::select! {
-                reason = signals.next() => break reason,
-                _ = hangups.recv() => app.reloads.on_signal().await,
-            }
-        },
+        None => next_reason(&mut signals, &mut hangups, &app).await,
     };
+    while reason == UPGRADE {
+        let refused = tokio::select! {
+            refused = may_hand_over(&app, &plan) => refused,
+            // It is told something else meanwhile.
+            other = signals.next() => {
+                reason = other;
+                continue;
+            }
+        };
+        match refused {
+            Ok(plan) => {
+                say(&format!("{reason}: starting the next agent (again to cut off what still runs)"));
+                let hurry = async {
+                    signals.next().await;
+                };
+                let handed = app.hand_over(reason, plan, is_main, hurry).await;
+                watchdog.abort();
+                return match handed {
+                    Ok(()) => Code::Ok.into(),
+                    Err(error) => {
+                        say(&format!("error: {}", chain(&error)));
+                        Code::Failed.into()
+                    }
+                };
+            }
+            Err(why) => {
+                say(&format!("{reason}: not now, this agent goes on: {why}"));
+                reason = next_reason(&mut signals, &mut hangups, &app).await;
+            }
+        }
+    }
     drop(sd_notify::notify(&[sd_notify::NotifyState::Stopping]));
     let engines = if reason == LEAVE { OnStop::Leave } else { app.config.get().node.on_stop };
     match engines {
@@ -151,6 +204,37 @@ async fn daemon(config: Config, begin: Begin) -> ExitCode {
     .await;
     watchdog.abort();
     Code::Ok.into()
+}
+
+/// What it is told next; a new configuration is applied meanwhile.
+async fn next_reason(signals: &mut Signals, hangups: &mut Signal, app: &App) -> &'static str {
+    loop {
+        tokio::select! {
+            reason = signals.next() => return reason,
+            _ = hangups.recv() => app.reloads.on_signal().await,
+        }
+    }
+}
+
+/// Whether the next agent can be started in this one's place: nothing is given up before that is known.
+async fn may_hand_over<'p>(app: &App, plan: &'p std::io::Result<Plan>) -> Result<&'p Plan, String> {
+    let plan = plan.as_ref().map_err(|error| format!("it is not known where its program lies: {error}"))?;
+    if std::process::id() == 1 {
+        return Err(
+            "it is the first process here, and everything ends with that: restart it instead".to_owned()
+        );
+    }
+    plan.check().await.map_err(|error| chain(&error))?;
+    if app.comes_to_rest().await {
+        Ok(plan)
+    } else {
+        Err("operations have been under way for longer than `shutdown_grace`; try again later".to_owned())
+    }
+}
+
+/// Tells systemd which process is the service from now on.
+fn is_main(pid: u32) {
+    drop(sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]));
 }
 
 /// Tells systemd that the switcher still answers, not only that a timer runs.
@@ -168,12 +252,16 @@ async fn watchdog(switcher: crate::switcher::Handle) {
 /// The signal to go and leave the engines to the next agent, whatever `on_stop` says.
 const LEAVE: &str = "SIGUSR1";
 
-/// SIGINT and SIGTERM, and SIGUSR1.
+/// The signal to start the program that lies there now as the next agent, and to pass on what runs meanwhile.
+const UPGRADE: &str = "SIGUSR2";
+
+/// SIGINT and SIGTERM, SIGUSR1 and SIGUSR2.
 #[derive(Debug)]
 pub(crate) struct Signals {
     interrupt: Signal,
     terminate: Signal,
     leave: Signal,
+    upgrade: Signal,
 }
 
 impl Signals {
@@ -182,6 +270,7 @@ impl Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             leave: signal(SignalKind::user_defined1())?,
+            upgrade: signal(SignalKind::user_defined2())?,
         })
     }
 
@@ -191,6 +280,7 @@ impl Signals {
             _ = self.interrupt.recv() => "SIGINT",
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.leave.recv() => LEAVE,
+            _ = self.upgrade.recv() => UPGRADE,
         }
     }
 }

@@ -528,7 +528,7 @@ impl Config {
 }
 
 /// FNV-1a, 64 bits: the standard library's hasher may change with every release, this one may not.
-fn fnv1a(bytes: &[u8]) -> u64 {
+pub(super) fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })

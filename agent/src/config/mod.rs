@@ -27,6 +27,7 @@ pub mod places;
 mod raw;
 mod reader;
 pub mod schema;
+pub mod settings;
 pub mod units;
 
 #[cfg(test)]

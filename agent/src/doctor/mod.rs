@@ -205,8 +205,14 @@ fn port(engine: &str, port: u16, process: Option<EngineProcess>) -> DoctorCheck 
         (Ownership::NobodyListens, true) => {
             check(name, DoctorVerdict::Warning, "its process runs and does not listen")
         }
-        (Ownership::Foreign { pid }, _) => DoctorCheck {
-            help: Some("end it, or give the engine another port".to_owned()),
+        (Ownership::Foreign { pid }, has_process) => DoctorCheck {
+            help: Some(match has_process {
+                true => "end it, or give the engine another port".to_owned(),
+                false => format!(
+                    "if that is a server of its model, `ctl adopt {engine}` takes it over as it runs; else end it, or give the \
+                     engine another port"
+                ),
+            }),
             ..check(
                 name,
                 DoctorVerdict::Error,

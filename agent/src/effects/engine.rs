@@ -203,7 +203,7 @@ impl EngineSlot {
         })
     }
 
-    fn endpoint(&self) -> Endpoint {
+    pub(super) fn endpoint(&self) -> Endpoint {
         let c = &self.config;
         Endpoint {
             base: c.base_url(),
@@ -213,18 +213,54 @@ impl EngineSlot {
         }
     }
 
+    /// Takes hold of a server that somebody else has started, and that is not ours yet.
+    pub(super) fn hold(&self, process: EngineProcess, client: Client, detected: Detected) {
+        self.live(|l| {
+            l.last_log = Some(process.log_path().to_owned());
+            (l.process, l.client) = (Some(process), Some(client));
+            (l.canary, l.fingerprint) = (None, None);
+            l.facts = Facts::default();
+        });
+        self.detected(detected);
+    }
+
+    /// What was held is ours. Whatever it runs with, it stands for the settings that are configured now: it is not started
+    /// anew before those change.
+    pub(super) fn kept(&self, detected: Detected, context_tokens: Option<u32>) {
+        self.detected(detected);
+        self.live(|l| l.facts.context_tokens = context_tokens);
+        self.see(Seen::spawned);
+    }
+
+    /// Leaves a server that is held as it is.
+    pub(super) async fn let_go(&self) {
+        let Some(process) = self.process() else { return };
+        process.let_go().await;
+        self.live(|l| {
+            (l.process, l.client, l.canary, l.fingerprint) = (None, None, None, None);
+            l.facts = Facts::default();
+        });
+    }
+
+    /// That somebody else listens on its port, and what to do.
+    pub(super) fn taken_by(&self, pid: Option<u32>) -> String {
+        let c = &self.config;
+        let holder = pid.map_or("another process".to_owned(), |pid| format!("process {pid}"));
+        format!(
+            "port {} is taken by {holder}; if that serves {}, `ctl adopt {}` takes it over as it runs; else end it, or give \
+             the engine another port",
+            c.port, c.model, c.name
+        )
+    }
+
     /// Starts its process under a shim.
     ///
     /// # Errors
-    /// A sentence: the port is taken, or the shim or the program could not be started.
-    pub async fn spawn(&self, shims: &Shims) -> Result<EngineProcess, String> {
+    /// The port is taken, or the shim or the program could not be started.
+    pub async fn spawn(&self, shims: &Shims) -> Result<EngineProcess, NotSpawned> {
         let c = &self.config;
         if let Ownership::Foreign { pid } = port_belongs_to(c.port, &[]) {
-            let holder = pid.map_or("another process".to_owned(), |pid| format!("process {pid}"));
-            return Err(format!(
-                "port {} is taken by {holder}; end it, or give the engine another port",
-                c.port
-            ));
+            return Err(NotSpawned::PortTaken(self.taken_by(pid)));
         }
         let launch = Launch {
             engine: c.name.clone(),
@@ -245,9 +281,10 @@ impl EngineSlot {
             }),
         };
         // First what can fail without leaving anything behind.
-        let client = Client::new(self.endpoint()).map_err(|e| chain(&e))?;
-        let process =
-            spawn_once_there_is_room(shims, launch, c.start_timeout).await.map_err(|e| chain(&e))?;
+        let client = Client::new(self.endpoint()).map_err(|e| NotSpawned::Failed(chain(&e)))?;
+        let process = spawn_once_there_is_room(shims, launch, c.start_timeout)
+            .await
+            .map_err(|e| NotSpawned::Failed(chain(&e)))?;
         self.live(|l| {
             l.last_log = Some(process.log_path().to_owned());
             l.process = Some(process.clone());
@@ -355,6 +392,15 @@ impl EngineSlot {
         }
         ended
     }
+}
+
+/// Why a process was not started; a sentence each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NotSpawned {
+    /// Somebody else listens on its port.
+    PortTaken(String),
+    /// The shim or the program could not be started.
+    Failed(String),
 }
 
 /// How a stop ended.

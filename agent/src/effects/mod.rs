@@ -8,10 +8,11 @@ mod drain;
 mod engine;
 mod seen;
 mod slots;
+mod take_over;
 mod work;
 
 pub use device::SLOW_IS_LOST;
-pub use engine::{Ended, EngineSlot, Facts, Settings, chain};
+pub use engine::{Ended, EngineSlot, Facts, NotSpawned, Settings, chain};
 pub use seen::{Compared, Seen, Stopped};
 pub use slots::Slots;
 pub use work::{Called, WorkLog};
@@ -150,6 +151,9 @@ impl Hands {
             }
             (Action::AwaitUsed { bounds, deadline, .. }, _) => self.await_used(bounds, *deadline).await,
             (Action::Measure { engine, .. }, _) => return self.measure(*engine).await,
+            (Action::Hold { engine, life, deadline }, _) => self.hold(*engine, *life, *deadline).await,
+            (Action::Keep { engine, deadline }, _) => return self.keep(*engine, *deadline, purpose).await,
+            (Action::LetGo { engine }, _) => self.let_go(*engine).await,
             (Action::Ready { deadline, .. }, _) => match slot.ready(*deadline).await {
                 Ok(capabilities) => {
                     self.record_ready(&slot, purpose).await;
@@ -278,7 +282,8 @@ impl Hands {
         let slot = self.slot(engine);
         let process = match slot.spawn(&self.shims).await {
             Ok(process) => process,
-            Err(why) => return StepResult::SpawnFailed(why),
+            Err(NotSpawned::PortTaken(why)) => return StepResult::PortTaken(why),
+            Err(NotSpawned::Failed(why)) => return StepResult::SpawnFailed(why),
         };
         let configured =
             Record::Configured { engine: slot.config.name.clone(), fingerprint: slot.fingerprint.clone() };

@@ -10,6 +10,7 @@ use crate::journal::record::{EngineWork, Phase};
 use hotbunk_core::time::Moment;
 use hotbunk_sim::oplog::{Op, OpLogReader, OpRecord};
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,8 @@ const METRICS: Duration = Duration::from_secs(2);
 /// Reads what the engines did.
 #[derive(Debug, Default)]
 pub struct WorkLog {
-    logs: HashMap<String, OpLogReader>,
+    /// By engine and file: newer settings may name another file.
+    logs: HashMap<(String, PathBuf), OpLogReader>,
     sums: HashMap<String, Operations>,
 }
 
@@ -63,8 +65,10 @@ impl WorkLog {
             let called: Vec<&Called> = calls.iter().filter(|c| c.engine == slot.config.name).collect();
             match &slot.config.op_log {
                 Some(path) => {
-                    let reader =
-                        self.logs.entry(slot.config.name.clone()).or_insert_with(|| OpLogReader::open(path));
+                    let reader = self
+                        .logs
+                        .entry((slot.config.name.clone(), path.clone()))
+                        .or_insert_with(|| OpLogReader::open(path));
                     match reader.read_new() {
                         Ok(records) => all.extend(records.into_iter().filter_map(|r| within(r, from, to))),
                         Err(error) => {

@@ -130,7 +130,7 @@ impl Tracker {
     /// `to` is a tier's word or a condition's: `moving`, `adrift`, `backoff`, `no_room`, `failed`.
     fn transition(&mut self, engine: &str, to: &str, at: Moment, metrics: &Metrics) {
         let rests_in = match to {
-            "backoff" | "no_room" | "failed" => Some(Tier::Stopped),
+            "backoff" | "no_room" | "port_taken" | "failed" => Some(Tier::Stopped),
             tier => tier.parse::<Tier>().ok(),
         };
         let known = self.engine(engine);

@@ -433,7 +433,7 @@ async fn what_a_process_had_goes_with_it() {
     recorder.record_one(&none, transition("moving", 1)).await.expect("records");
     assert!(!page(&recorder).contains("hotbunk_engine_in_flight"), "nobody is asked while it moves");
     assert!(has(&recorder, "hotbunk_engine_host_bytes{engine=\"A\"} 5"));
-    for word in ["stopped", "backoff", "no_room", "failed"] {
+    for word in ["stopped", "backoff", "no_room", "port_taken", "failed"] {
         recorder.record(&none, vec![spawned().into(), transition("awake", 1).into()]).await.expect("records");
         recorder.host_samples(vec![host(6)]);
         recorder.record_one(&none, transition(word, 1)).await.expect("records");

@@ -86,11 +86,7 @@ impl Display for Sentence<'_> {
                 if *killed > 0 { write!(f, ", {killed} by SIGKILL") } else { Ok(()) }
             }
             Record::Adopted { engine, incarnation, state, .. } => {
-                write!(
-                    f,
-                    "engine {engine} of a former agent (pid {}) is taken over: {state}",
-                    incarnation.pid
-                )
+                write!(f, "engine {engine} is taken over, pid {}: {state}", incarnation.pid)
             }
             Record::Resumed { phase, engine, then, because } => {
                 f.write_str("an operation of a former agent goes on")?;

@@ -57,7 +57,7 @@ impl Hub {
 
     /// The part of [`Hub::follow`] that needs no effects: gates, and what those who wait are told.
     pub fn apply(self: &Arc<Self>, node: &Node) {
-        for (line, engine) in self.lines.iter().zip(&node.engines) {
+        for (line, engine) in self.lines().zip(&node.engines) {
             // What is being frozen is not yet: the engine may still be given back to it.
             let is_frozen = engine.frozen && engine.tier != Tier::Awake && !engine.dead;
             line.freeze(self, is_frozen, clock::now());
@@ -150,12 +150,12 @@ impl Hub {
             let engine = node.engine(told.engine);
             told.in_flight != engine.in_flight || told.at > engine.used_at
         };
-        self.lines.iter().take(known).map(told).filter(is_new).collect()
+        self.lines().take(known).map(told).filter(is_new).collect()
     }
 
     /// Brings the gateway's series up to date.
     pub(super) fn measure(&self, metrics: &Metrics) {
-        for line in self.lines.iter() {
+        for line in self.lines() {
             metrics.gateway_load(&line.name, line.gate.in_flight(), line.held());
         }
         for tenant in self.face().tenants.shown() {

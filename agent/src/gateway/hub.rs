@@ -2,7 +2,6 @@
 
 use super::face::{Face, Serves};
 use super::follow::Moves;
-use super::grows::Grows;
 use super::held::Held;
 use super::lease::{Aborted, Lease};
 use super::line::{Bytes, Line, Standing, TurnedAway, Waiter};
@@ -98,7 +97,8 @@ impl std::fmt::Debug for Link {
 /// See the module.
 #[derive(Debug)]
 pub struct Hub {
-    pub(super) lines: Grows<Line>,
+    /// By engine id; it only grows, and is read without a lock while it does.
+    lines: boxcar::Vec<Line>,
     face: ArcSwap<Face>,
     /// Bytes of bodies that wait.
     pub(super) bytes: AtomicU64,
@@ -117,7 +117,7 @@ impl Hub {
         let tenants = Arc::new(Tenants::new(&config.gateway, config.engines.len()));
         let serves = config.engines.iter().map(|engine| Some(engine.into())).collect();
         let hub = Arc::new(Hub {
-            lines: Grows::default(),
+            lines: boxcar::Vec::new(),
             face: ArcSwap::from_pointee(Face::new(serves, tenants, Arc::new(config.gateway.clone()))),
             bytes: AtomicU64::new(0),
             held: AtomicU32::new(0),
@@ -144,9 +144,8 @@ impl Hub {
 
     /// One more engine, of the next id. Its models can be asked for once [`Hub::configure`] names them.
     pub(crate) fn grow(&self, engine: &config::Engine) {
-        let id = EngineId(u16::try_from(self.lines.len()).unwrap_or(u16::MAX));
-        // Ids end before the room does.
-        let _ = self.lines.push(Line::new(id, engine));
+        let id = EngineId(u16::try_from(self.lines.count()).unwrap_or(u16::MAX));
+        self.lines.push(Line::new(id, engine));
     }
 
     /// Another configuration, of the same engines and such as were added since. `in_force` is an engine with the settings
@@ -160,7 +159,7 @@ impl Hub {
         in_force: impl Fn(EngineId) -> Option<Arc<crate::effects::EngineSlot>>,
     ) {
         let mut serves: Vec<Option<Serves>> = Vec::new();
-        for (line, engine) in self.lines.iter().zip(&config.engines) {
+        for (line, engine) in self.lines().zip(&config.engines) {
             let waits = in_force(line.id);
             serves.push(match (&waits, engine.retired) {
                 (_, true) => None,
@@ -172,7 +171,7 @@ impl Hub {
         let tenants = self.face().tenants.again(&config.gateway, config.engines.len());
         self.face.store(Arc::new(Face::new(serves, Arc::new(tenants), Arc::new(config.gateway.clone()))));
         // There may be room by the new limits.
-        self.lines.iter().for_each(|line| line.pump(self));
+        self.lines().for_each(|line| line.pump(self));
     }
 
     /// Newer settings of an engine are in force.
@@ -189,6 +188,11 @@ impl Hub {
     /// The endpoint's settings, as they are now.
     pub(super) fn settings(&self) -> Arc<config::Gateway> {
         Arc::clone(&self.face().settings)
+    }
+
+    /// All engines, in the order of their ids.
+    pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
+        self.lines.iter().map(|(_, line)| line)
     }
 
     pub(super) fn line(&self, engine: EngineId) -> &Line {
@@ -268,6 +272,9 @@ impl Hub {
     fn hold(self: &Arc<Self>, line: &Line, tenant: &Tenant, ask: Ask) -> Result<Admit, Refusal> {
         let full = |what: String| Refusal::QueueFull { what, retry_after: self.retry_after(line.id) };
         let would_switch = || Refusal::WouldSwitch { state: self.state(line.id).to_owned() };
+        if self.is_leaving() {
+            return Err(Refusal::Restarting { retry_after: BACK });
+        }
         if ask.no_switch && !line.gate.is_open() {
             return Err(would_switch());
         }
@@ -404,7 +411,7 @@ impl Hub {
     /// a queue cannot be handed over. What runs goes on, and whoever finds an open gate may still pass.
     pub fn leave(self: &Arc<Self>) {
         self.leaving.store(true, Ordering::SeqCst);
-        for line in self.lines.iter() {
+        for line in self.lines() {
             line.stand(self, Standing::Leaving);
         }
     }
@@ -414,16 +421,23 @@ impl Hub {
         self.leaving.load(Ordering::SeqCst)
     }
 
+    /// Closes every gate for good: the engines are another's. What runs in them goes on.
+    pub fn shut(&self) {
+        for line in self.lines() {
+            line.gate.close();
+        }
+    }
+
     /// Ends every lease there is: whoever has been left time has had it.
     pub fn cut(&self) {
-        for line in self.lines.iter() {
+        for line in self.lines() {
             line.abort(Aborted::Leaving);
         }
     }
 
     /// Leases, all engines together.
     pub fn all_in_flight(&self) -> u32 {
-        self.lines.iter().map(|line| line.gate.in_flight()).sum()
+        self.lines().map(|line| line.gate.in_flight()).sum()
     }
 
     /// Where the endpoint listens, for those who ask; the first word counts.

@@ -21,7 +21,6 @@
 mod face;
 mod follow;
 mod gate;
-mod grows;
 mod held;
 mod hub;
 mod lease;

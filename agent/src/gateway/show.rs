@@ -39,7 +39,7 @@ impl Hub {
     /// What is not configured any more is shown as long as a process of it is left.
     fn shown(&self, node: &Node) -> impl Iterator<Item = &Line> {
         let shown = |(_, engine): &(&Line, &Engine)| status::is_shown(engine);
-        self.lines.iter().zip(&node.engines).filter(shown).map(|(line, _)| line)
+        self.lines().zip(&node.engines).filter(shown).map(|(line, _)| line)
     }
 
     fn show_line(&self, line: &Line, node: &Node, now: Moment) -> LineStatus {
@@ -65,7 +65,7 @@ impl Hub {
         let shown = face.tenants.shown();
         shown
             .map(|tenant| {
-                let loads = self.lines.iter().map(|line| tenant.load(line.id));
+                let loads = self.lines().map(|line| tenant.load(line.id));
                 let (in_flight, held) = loads.fold((0, 0), |(a, b), (c, d)| (a + c, b + d));
                 let switch_s = Duration::as_secs_f64(&tenant.switch_time());
                 TenantStatus { name: tenant.name().to_owned(), in_flight, held, switch_s }

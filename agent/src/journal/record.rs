@@ -58,6 +58,8 @@ pub enum OperationKind {
     Pause,
     /// What served before maintenance serves again.
     Resume,
+    /// A server that somebody else has started is taken over.
+    Adopt,
 }
 
 /// A phase of an operation: the `phase` label of the histogram and the bar of the waterfall.
@@ -108,6 +110,12 @@ pub enum Phase {
     Repair,
     /// Long poll after an unanswered call.
     Resolve,
+    /// A server that somebody else has started is found, proven and held.
+    Hold,
+    /// What is held becomes ours.
+    Keep,
+    /// What is held is left as it was found.
+    LetGo,
 }
 
 /// How a step, an operation or a run ended.
@@ -285,7 +293,7 @@ pub enum Record {
         /// Processes that SIGKILL has not ended.
         left: u32,
     },
-    /// An engine that a former agent had started is taken over.
+    /// An engine's process is taken over that a former agent had started, or somebody else.
     Adopted {
         /// Engine's name.
         engine: String,
@@ -558,6 +566,7 @@ impl OperationKind {
             OperationKind::Repair => "repair",
             OperationKind::Pause => "pause",
             OperationKind::Resume => "resume",
+            OperationKind::Adopt => "adopt",
         }
     }
 }
@@ -588,6 +597,9 @@ impl Phase {
             Phase::Measure => "measure",
             Phase::Repair => "repair",
             Phase::Resolve => "resolve",
+            Phase::Hold => "hold",
+            Phase::Keep => "keep",
+            Phase::LetGo => "let_go",
         }
     }
 }

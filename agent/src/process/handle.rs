@@ -17,7 +17,7 @@ use super::port::{Ownership, port_belongs_to};
 use super::protocol::{Answer, Ask, Exit};
 use super::scope::Scope;
 use super::signal;
-use super::state::ShimState;
+use super::state::{ShimState, read_json};
 use super::sweep::{Leftover, SWEEP_DEADLINE, SweepEnd};
 use crate::clock;
 
@@ -111,6 +111,23 @@ impl Inner {
         self.held().scope.clone()
     }
 
+    /// The same, with what the shim has written down of a server that it had not started: who was seen to belong to it.
+    pub(super) fn last_scope(&self) -> Scope {
+        let mut held = self.held();
+        if let Some(adopted) = held.scope.adopted_mut()
+            && let Ok(ShimState { adopted: Some(recorded), .. }) = read_json(&self.state_file)
+        {
+            *adopted = recorded;
+        }
+        held.scope.clone()
+    }
+
+    fn kept(&self) {
+        if let Some(adopted) = self.held().scope.adopted_mut() {
+            adopted.kept = true;
+        }
+    }
+
     pub(super) fn contained(&self, contained: &Contained) {
         let mut held = self.held();
         held.scope.found(contained);
@@ -153,6 +170,37 @@ impl EngineProcess {
         // A shim reports only once its engine has a leader; without one the shim itself is the best name there is.
         let leader = contained.or(state.leader).unwrap_or(state.shim);
         Incarnation { pid: leader.pid, start_ticks: leader.start_ticks, boot_id: state.boot_id.clone() }
+    }
+
+    /// Whether it is a server that is held and not ours: it is not ended, whoever asks for it.
+    pub fn is_only_held(&self) -> bool {
+        self.inner.scope().is_only_held()
+    }
+
+    /// Makes a server that is held ours: from now on it is ended like any other engine.
+    ///
+    /// # Errors
+    /// A sentence: it has ended, or that cannot be written down.
+    pub async fn keep(&self) -> Result<(), String> {
+        match self.ask(Ask::Keep).await {
+            Some(Answer::Accepted) => {
+                self.inner.kept();
+                Ok(())
+            }
+            Some(Answer::Refused { why }) => Err(why),
+            _ => Err("its shim does not answer".to_owned()),
+        }
+    }
+
+    /// Leaves a server that is held as it is, and ends its shim.
+    pub async fn let_go(&self) {
+        if self.ask(Ask::LetGo).await == Some(Answer::Accepted) {
+            return;
+        }
+        // Without a shim nobody holds it, and nobody will.
+        if self.is_only_held() {
+            let _ = signal::send(self.inner.state.shim, rustix::process::Signal::KILL);
+        }
     }
 
     /// Whether it runs in a container that was not found yet: why not.
@@ -231,6 +279,15 @@ impl EngineProcess {
 
     async fn end(&self, ask: Ask, grace: Duration) -> Result<StopReport, Error> {
         let began = clock::now();
+        if self.is_only_held() {
+            self.let_go().await;
+            return Ok(StopReport {
+                exit: None,
+                killed: 0,
+                left: Vec::new(),
+                took: clock::now().since(began),
+            });
+        }
         let mut events = self.events();
         // The end is told by an event; the answer only says that the question arrived.
         let (reply, _) = oneshot::channel();

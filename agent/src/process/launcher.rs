@@ -18,8 +18,9 @@ use super::container::ContainerSpec;
 use super::handle::EngineProcess;
 use super::log::LogPolicy;
 use super::protocol::Greeting;
-use super::shim::{SERVICE_VARIABLES, ShimSpec};
+use super::shim::{AdoptOrder, SERVICE_VARIABLES, ShimSpec};
 use super::state::{SHIMS, SPEC_FILE, STATE_FILE, STDERR_FILE, private_dir, remove_record, write_json};
+use super::tree::Member;
 use crate::clock;
 
 /// How long a shim may take to start its engine's process (not: the engine to be ready).
@@ -48,6 +49,21 @@ pub struct Launch {
     pub grace: Duration,
     /// Where the command is a container runtime's: how the container is found and ended.
     pub container: Option<ContainerSpec>,
+}
+
+/// A server to take hold of that somebody else has started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Hold {
+    /// Engine's name; part of file names.
+    pub engine: String,
+    /// Its leader.
+    pub leader: Member,
+    /// Where its output goes, as far as that is known: said in the engine's log, which has none of it.
+    pub output: Option<PathBuf>,
+    /// How much of the log is kept.
+    pub log: LogPolicy,
+    /// Time between SIGTERM to the leader and SIGKILL to the tree, where a stop names none.
+    pub grace: Duration,
 }
 
 /// Starts engines, each under a shim of its own.
@@ -83,7 +99,6 @@ impl Shims {
         let token = uuid::Uuid::now_v7().simple().to_string();
         check(&launch)?;
         let places = self.prepare(&launch.engine, &token)?;
-        let remove = || remove_record(&places.dir.join(STATE_FILE), &places.socket);
         let spec = ShimSpec {
             engine: launch.engine.clone(),
             token,
@@ -96,9 +111,43 @@ impl Shims {
             grace_ms: u64::try_from(launch.grace.as_millis()).unwrap_or(u64::MAX),
             use_cgroup: self.use_cgroup,
             container: launch.container,
+            adopt: None,
             socket: places.socket.clone(),
         };
-        let mut child = self.start_shim(&places.dir, &spec).inspect_err(|_| remove())?;
+        self.run(launch.engine, &places, &spec).await
+    }
+
+    /// Has a new shim take hold of a server that runs already. Nothing is done to it, and nothing of it is ours, until
+    /// [`EngineProcess::keep`].
+    ///
+    /// # Errors
+    /// See [`Error`]. Nothing is held and no file is left after an error, but for the log.
+    pub async fn hold(&self, hold: Hold) -> Result<EngineProcess, Error> {
+        let token = uuid::Uuid::now_v7().simple().to_string();
+        check_name(&hold.engine)?;
+        let places = self.prepare(&hold.engine, &token)?;
+        let spec = ShimSpec {
+            engine: hold.engine.clone(),
+            token,
+            command: Vec::new(),
+            env: BTreeMap::new(),
+            unset_env: Vec::new(),
+            cwd: None,
+            log: places.log.clone(),
+            log_policy: hold.log,
+            grace_ms: u64::try_from(hold.grace.as_millis()).unwrap_or(u64::MAX),
+            use_cgroup: false,
+            container: None,
+            adopt: Some(AdoptOrder { leader: hold.leader, output: hold.output }),
+            socket: places.socket.clone(),
+        };
+        self.run(hold.engine, &places, &spec).await
+    }
+
+    /// Starts a shim and hears how it went.
+    async fn run(&self, engine: String, places: &Places, spec: &ShimSpec) -> Result<EngineProcess, Error> {
+        let remove = || remove_record(&places.dir.join(STATE_FILE), &places.socket);
+        let mut child = self.start_shim(&places.dir, spec).inspect_err(|_| remove())?;
         match greeting(&mut child).await {
             Ok(Some(Greeting::Ready(state))) => {
                 Ok(EngineProcess::attach(*state, places.dir.join(STATE_FILE), Some(child)))
@@ -107,7 +156,6 @@ impl Shims {
                 // Either it is gone or it is not going to do anything useful.
                 let _ = child.kill();
                 let _ = child.wait();
-                let engine = launch.engine;
                 let error = match failed {
                     Ok(Some(Greeting::Failed { why })) => Error::Start { engine, why },
                     Ok(_) => Error::Start { engine, why: died(&places.dir.join(STDERR_FILE)) },
@@ -181,13 +229,17 @@ impl Shims {
 }
 
 fn check(launch: &Launch) -> Result<(), Error> {
-    let name = &launch.engine;
+    check_name(&launch.engine)?;
+    if launch.command.first().is_none_or(String::is_empty) {
+        return Err(Error::NoCommand(launch.engine.clone()));
+    }
+    Ok(())
+}
+
+fn check_name(name: &str) -> Result<(), Error> {
     let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     if name.is_empty() || name.len() > NAME_BYTES || name.starts_with('.') || !name.chars().all(fits) {
-        return Err(Error::Name(name.clone()));
-    }
-    if launch.command.first().is_none_or(String::is_empty) {
-        return Err(Error::NoCommand(name.clone()));
+        return Err(Error::Name(name.to_owned()));
     }
     Ok(())
 }

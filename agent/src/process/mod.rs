@@ -26,6 +26,7 @@
 //! `RUNTIME/shims/ENGINE-TOKEN.sock`. An agent that starts calls [`find_predecessors`] first. Two agents must not share
 //! a state directory.
 
+mod adopted;
 mod cgroup;
 mod container;
 mod handle;
@@ -46,12 +47,13 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+pub use adopted::{AdoptedState, Server, Unfit, find_server, running_command};
 pub use container::{Contained, ContainerSpec, ContainerState, Group};
 pub use handle::{EngineProcess, ProcessEvent, StopReport};
-pub use launcher::{Launch, Shims};
+pub use launcher::{Hold, Launch, Shims};
 pub use log::{LogLoss, LogPolicy, LossCause, telling_line};
-pub use port::{Ownership, listening_owner, port_belongs_to};
-pub use predecessor::{LeftAlone, Predecessor, Scan, find_predecessors, stop_tree};
+pub use port::{Ownership, is_listened, listening_owner, port_belongs_to};
+pub use predecessor::{LeftAlone, Predecessor, Scan, find_predecessors, let_go, stop_tree};
 pub use protocol::Exit;
 pub use shim::run_shim;
 pub use state::ShimState;

@@ -51,6 +51,8 @@ pub(super) struct Monitor {
     /// All handles are gone.
     orphaned: bool,
     pending: HashMap<u64, oneshot::Sender<Answer>>,
+    /// The question by which the shim is told to let go.
+    letting_go: Option<u64>,
     next_id: u64,
     /// Events heard so far.
     heard: u64,
@@ -70,6 +72,7 @@ impl Monitor {
             questions,
             orphaned: false,
             pending: HashMap::new(),
+            letting_go: None,
             next_id: FORGET + 1,
             heard: 0,
             over: false,
@@ -111,9 +114,14 @@ impl Monitor {
                 line = link.next() => match line {
                     Ok(Some(FromShim::Answer { id: FORGET, answer: Answer::Accepted })) => return Ended::Forgotten,
                     Ok(Some(FromShim::Answer { id, answer })) => {
+                        let gone = self.letting_go == Some(id) && answer == Answer::Accepted;
                         if let Some(reply) = self.pending.remove(&id) {
                             // Who asked may have stopped waiting.
                             let _ = reply.send(answer);
+                        }
+                        if gone {
+                            self.over = true;
+                            return Ended::Forgotten;
                         }
                     }
                     Ok(Some(FromShim::Event { seq, event })) if seq >= self.heard => {
@@ -139,6 +147,9 @@ impl Monitor {
                         let id = self.next_id;
                         self.next_id += 1;
                         self.pending.insert(id, reply);
+                        if ask == Ask::LetGo {
+                            self.letting_go = Some(id);
+                        }
                         if link.send(&Request { id, ask }).await.is_err() {
                             return Ended::Broken;
                         }
@@ -153,6 +164,10 @@ impl Monitor {
         match event {
             // The handle was made of this.
             Event::Spawned { .. } => {}
+            Event::Exited(exit) if self.inner.state.adopted.is_some() => {
+                let reason = "ended (how is not known, since the agent had not started it)".to_owned();
+                self.inner.tell(ProcessEvent::Exited { reason, exit });
+            }
             Event::Exited(exit) => self.inner.tell(ProcessEvent::Exited { reason: reason(&exit), exit }),
             Event::Swept(end) => self.inner.tell(ProcessEvent::Swept(end)),
             Event::LogLost(loss) => self.inner.tell(ProcessEvent::LogLost(loss)),
@@ -173,8 +188,14 @@ impl Monitor {
     /// blocks or dies). So the agent ends the tree, by everything that proves its members ours.
     async fn take_over(self) {
         self.inner.tell(ProcessEvent::ShimLost);
+        let scope = self.inner.last_scope();
+        if scope.is_only_held() {
+            // Not ours to end: it runs on, and nobody here knows of it any more.
+            remove_record(&self.inner.state_file, &self.inner.state.socket);
+            return self.bury().await;
+        }
         let held = if self.shim.is_some() { SessionHeld::Yes } else { SessionHeld::No };
-        let end = sweep_orphans(&self.inner.scope(), held).await;
+        let end = sweep_orphans(&scope, held).await;
         let gone = end.left.is_empty();
         self.inner.tell(ProcessEvent::Swept(end));
         if gone {

@@ -95,6 +95,14 @@ fn sockets_of(pid: u32) -> io::Result<BTreeSet<u64>> {
     Ok(inodes)
 }
 
+/// Whether anybody listens on `127.0.0.1:port`. Reads two small files, unlike [`listening_owner`].
+///
+/// # Errors
+/// Where `/proc/net/tcp` cannot be read.
+pub fn is_listened(port: u16) -> io::Result<bool> {
+    Ok(!inodes_of_port(port)?.is_empty())
+}
+
 /// Every process seen to hold a socket that accepts connections to `127.0.0.1:port`; `None` where nothing listens.
 /// The list is empty where the holders belong to another user.
 ///

@@ -16,7 +16,7 @@ use tokio::time::timeout;
 use super::Error;
 use super::handle::{EngineProcess, StopReport};
 use super::monitor::ends_within;
-use super::protocol::{Ask, Event, Exit, FromShim, Link, Request};
+use super::protocol::{Answer, Ask, Event, Exit, FromShim, Link, Request};
 use super::scope::{Scope, SessionHeld};
 use super::signal;
 use super::state::{SHIMS, STATE_FILE, ShimState, read_json, remove_record, remove_shim_dir};
@@ -52,6 +52,16 @@ impl Predecessor {
     /// Its incarnation, where its leader was started.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.state.incarnation()
+    }
+
+    /// Whether it is a server that somebody else had started, which was only held and not ours when its agent ended.
+    pub fn is_only_held(&self) -> bool {
+        self.state.is_only_held()
+    }
+
+    /// Whether somebody else had started it.
+    pub fn is_adopted(&self) -> bool {
+        self.state.adopted.is_some()
     }
 
     /// Whether its leader still runs: this very process, by pid and start time.
@@ -145,6 +155,10 @@ fn examine(dir: &Path, boot: &str, scan: &mut Scan) {
         return gone(scan);
     }
     let shim_alive = is_shim(state.shim, dir);
+    if state.is_only_held() && !shim_alive {
+        // Nobody holds it, and it never was ours.
+        return gone(scan);
+    }
     let found = Scope::of(&state).look_hard(SessionHeld::No);
     let pids = |stats: &[ProcStat]| stats.iter().map(|stat| stat.pid).collect::<Vec<_>>();
     let ours: Vec<ProcStat> = found.proven.into_iter().chain(found.contained).collect();
@@ -210,6 +224,27 @@ pub async fn stop_tree(predecessor: &Predecessor, grace: Duration) -> Result<Sto
     Ok(StopReport { exit, killed: end.killed, left: end.left, took: clock::now().since(began) })
 }
 
+/// Leaves a server that somebody else had started as it is, and ends its shim.
+pub async fn let_go(predecessor: &Predecessor) {
+    let state = &predecessor.state;
+    let told = async {
+        let mut link = Link::connect(&state.socket, state.shim).await.ok()?;
+        link.send(&Request { id: 1, ask: Ask::LetGo }).await.ok()?;
+        loop {
+            if let FromShim::Answer { id: 1, answer } = link.next().await.ok()?? {
+                return (answer == Answer::Accepted).then_some(());
+            }
+        }
+    };
+    let told = timeout(SLACK, told).await.ok().flatten().is_some();
+    if !told {
+        // Without a shim nobody holds it.
+        let _ = signal::send(state.shim, Signal::KILL);
+    }
+    ends_within(state.shim, SLACK).await;
+    remove_record(&predecessor.state_file, &state.socket);
+}
+
 /// Lets a living shim do it; `None` where the connection fails.
 async fn ask_to_stop(state: &ShimState, grace: Duration, exit: &mut Option<Exit>) -> Option<SweepEnd> {
     let mut link = Link::connect(&state.socket, state.shim).await.ok()?;
@@ -258,7 +293,9 @@ async fn end_orphans(state: &ShimState, state_file: &Path, grace: Duration) -> S
 
 /// Kills whatever the record in `dir` proves ours: for a start that was given up while its shim was under way.
 pub(super) async fn sweep_record(dir: &Path) {
-    if let Ok(state) = read_json::<ShimState>(&dir.join(STATE_FILE)) {
+    if let Ok(state) = read_json::<ShimState>(&dir.join(STATE_FILE))
+        && state.adopted.is_none()
+    {
         end_orphans(&state, &dir.join(STATE_FILE), Duration::ZERO).await;
     }
 }

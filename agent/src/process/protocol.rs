@@ -47,6 +47,10 @@ pub(super) enum Ask {
     },
     /// The agent has noted the end: remove your files and go. Refused while anything of the engine is left.
     Forget,
+    /// The server that is held is ours from now on, and may be ended.
+    Keep,
+    /// Leave the server that is held as it is, remove your files and go.
+    LetGo,
 }
 
 /// A line from the shim.

@@ -11,13 +11,15 @@
 //!   born in it, and its number is not given out again while a member lives.)
 //!
 //! The processes of a container ([`super::container`]) are ours by proofs of their own, and stand apart: they are
-//! counted, and never signalled.
+//! counted, and never signalled. Those of a server that somebody else had started ([`super::adopted`]) stand there as long as
+//! it is only held.
 //!
 //! With the shim alive the first is complete. The others matter after `kill -9` of the shim. A member of the session
 //! while nothing holds the proof is *doubtful*: it is reported and never signalled.
 
 use std::collections::BTreeSet;
 
+use super::adopted::AdoptedState;
 use super::cgroup::Cgroup;
 use super::container::{Contained, ContainerState};
 use super::state::ShimState;
@@ -42,7 +44,7 @@ pub(super) struct Found {
     pub(super) proven: Vec<ProcStat>,
     /// In the recorded session, but nothing proves that the session is still ours.
     pub(super) doubtful: Vec<ProcStat>,
-    /// Those of the engine's container: ours, and none of the others; only its runtime ends them.
+    /// Those of the engine's container, which only its runtime ends, and of a server that is only held: none of the others.
     pub(super) contained: Vec<ProcStat>,
 }
 
@@ -55,6 +57,7 @@ pub(super) struct Scope {
     token: String,
     cgroup: Option<Cgroup>,
     container: Option<ContainerState>,
+    adopted: Option<AdoptedState>,
 }
 
 impl Scope {
@@ -63,8 +66,13 @@ impl Scope {
         Scope {
             shim: state.shim,
             session: state.session,
-            // A container's leader is no process of ours to signal; its client is.
-            leader: state.container.as_ref().map_or(state.leader, |container| container.client),
+            // A container's leader is no process of ours to signal; its client is. An adopted one has proofs of its own.
+            leader: match (&state.container, &state.adopted) {
+                (Some(container), _) => container.client,
+                (None, Some(_)) => None,
+                (None, None) => state.leader,
+            },
+            adopted: state.adopted.clone(),
             container: state.container.clone(),
             token: format!("{TOKEN_VARIABLE}={}", state.token),
             cgroup: state
@@ -82,6 +90,16 @@ impl Scope {
     /// The engine's container, where it runs in one.
     pub(super) fn container(&self) -> Option<&ContainerState> {
         self.container.as_ref()
+    }
+
+    /// What is known of a server that somebody else had started.
+    pub(super) fn adopted_mut(&mut self) -> Option<&mut AdoptedState> {
+        self.adopted.as_mut()
+    }
+
+    /// Whether its processes are only held.
+    pub(super) fn is_only_held(&self) -> bool {
+        self.adopted.as_ref().is_some_and(|adopted| !adopted.kept)
     }
 
     /// Its container was found.
@@ -145,6 +163,9 @@ impl Scope {
         let below: Vec<u32> =
             ours.iter().flat_map(|pid| snapshot.descendants(*pid)).map(|stat| stat.pid).collect();
         ours.extend(below);
+        let adopted = self.adopted.as_ref().map(|adopted| adopted.running(snapshot)).unwrap_or_default();
+        let (held, kept) = if self.is_only_held() { (adopted, Vec::new()) } else { (Vec::new(), adopted) };
+        ours.extend(kept.iter().map(|stat| stat.pid));
         ours.remove(&me);
         ours.remove(&self.shim.pid);
 
@@ -155,7 +176,8 @@ impl Scope {
             .filter(|stat| !session_ours && !reused && stat.is_running() && !ours.contains(&stat.pid))
             .cloned()
             .collect();
-        let contained = self.container.as_ref().map(|c| c.members(snapshot)).unwrap_or_default();
+        let mut contained = self.container.as_ref().map(|c| c.members(snapshot)).unwrap_or_default();
+        contained.extend(held);
         let apart: BTreeSet<u32> = contained.iter().map(|stat| stat.pid).collect();
         let proven = ours
             .iter()
@@ -188,6 +210,7 @@ mod tests {
             token: String::new(),
             cgroup: None,
             container: None,
+            adopted: None,
         }
     }
 
@@ -261,6 +284,22 @@ mod tests {
     fn what_is_older_than_the_shim_is_a_stranger() {
         let old = ProcStat { start_ticks: SHIM_TICKS - 1, ..stat(103, 1, SHIM) };
         assert_eq!(find(&[old], SessionHeld::Yes, &[103]), (vec![], vec![]));
+    }
+
+    #[test]
+    fn what_is_only_held_is_counted_apart_until_it_is_kept() {
+        let stats = [stat(SHIM, 1, SHIM), stat(90, 1, 90), stat(91, 90, 90), stat(104, 1, 7)];
+        let snapshot = Snapshot::from_stats(stats);
+        let leader = snapshot.get(90).expect("is there");
+        let held = AdoptedState::hold(leader, &snapshot);
+        let mut scope = Scope { leader: None, adopted: Some(held), ..scope() };
+        let look = |scope: &Scope| scope.find(&snapshot, &[], SessionHeld::No, |_| false);
+        let found = look(&scope);
+        assert_eq!((pids(&found.proven), pids(&found.contained)), (vec![], vec![90, 91]));
+        scope.adopted_mut().expect("adopted").kept = true;
+        // It is older than its shim, and ours all the same.
+        let found = look(&scope);
+        assert_eq!((pids(&found.proven), pids(&found.contained)), (vec![90, 91], vec![]));
     }
 
     #[test]

@@ -12,6 +12,7 @@ use hotbunk_core::ids::Incarnation;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::adopted::AdoptedState;
 use super::container::ContainerState;
 use super::tree::Member;
 
@@ -55,9 +56,17 @@ pub struct ShimState {
     /// is `leader`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container: Option<ContainerState>,
+    /// Of a server that somebody else had started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adopted: Option<AdoptedState>,
 }
 
 impl ShimState {
+    /// Whether its processes are only held: not ours, and never signalled.
+    pub fn is_only_held(&self) -> bool {
+        self.adopted.as_ref().is_some_and(|adopted| !adopted.kept)
+    }
+
     /// The engine's incarnation; `None` until it has been started.
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.leader.map(|leader| Incarnation {

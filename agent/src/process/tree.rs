@@ -162,6 +162,11 @@ pub(super) fn has_environment(pid: u32, entry: &str) -> bool {
     nul_separated(&format!("/proc/{pid}/environ")).iter().any(|found| found == entry)
 }
 
+/// The environment that a process was started with; empty where it cannot be read.
+pub(super) fn environ(pid: u32) -> Vec<String> {
+    nul_separated(&format!("/proc/{pid}/environ"))
+}
+
 /// The value of an entry of a process's environment, as far as it can be read.
 pub(super) fn environment(pid: u32, name: &str) -> Option<String> {
     let entries = nul_separated(&format!("/proc/{pid}/environ"));

@@ -254,6 +254,10 @@ impl Board {
                     entry.shown.state = State::Cancelled;
                 }
             }),
+            Note::TakenIn { id, remarks, .. } => self.change(*id, |entry| {
+                let said = std::iter::once("taken over as it ran").chain(remarks.iter().map(String::as_str));
+                entry.shown.note = Some(said.collect::<Vec<_>>().join("; "));
+            }),
             // Incidents are published by the recorder, engines by the switcher.
             Note::Joined { .. }
             | Note::Incident { .. }
@@ -351,6 +355,7 @@ fn kind(request: &Request) -> OperationKind {
         Request::Bury(_) | Request::Repair(_) => OperationKind::Repair,
         Request::Pause { .. } => OperationKind::Pause,
         Request::Resume => OperationKind::Resume,
+        Request::Adopt(_) => OperationKind::Adopt,
     }
 }
 

@@ -83,6 +83,9 @@ impl Month {
                 Action::WarmUp { .. } => StepResult::Warmed,
                 Action::Stop { .. } => StepResult::Stopped { left: 0 },
                 Action::Measure { .. } => StepResult::Measured { used: Vec::new(), engine: None, host: None },
+                Action::Hold { .. } => StepResult::Held,
+                Action::Keep { .. } => StepResult::NotHeld("no".to_owned()),
+                Action::LetGo { .. } => StepResult::LetGo,
             };
             self.say(Event::Done { ticket, result }, None);
         }

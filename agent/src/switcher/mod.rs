@@ -306,6 +306,10 @@ impl Switcher {
                 plan.configure(&self.hands);
                 (self.needs_journal, self.reconcile) = plan.of_the_switcher();
                 self.look_at_journal().await;
+                let waits = |id: &EngineId| self.node.engine(*id).revised.is_some();
+                let goes = |id: &EngineId| self.node.engine(*id).retired && self.node.engine(*id).process;
+                let concerned: Vec<EngineId> = self.node.ids().filter(|id| waits(id) || goes(id)).collect();
+                self.tell_of(&concerned);
                 // Whoever asked may have gone; it is done all the same.
                 let _ = answer.send(report);
             }
@@ -316,13 +320,18 @@ impl Switcher {
     async fn look_around(&mut self) {
         self.hands.refresh_owners();
         self.look_at_journal().await;
+        self.hands.look_at_ports(&self.node);
+        self.look_at_devices().await;
+        self.happened(Event::Tick, Around::default()).await;
+    }
+
+    async fn look_at_devices(&mut self) {
         for index in 0..self.node.devices.len() {
             let device = DeviceId(u16::try_from(index).unwrap_or(u16::MAX));
             if let Some(event) = self.hands.device_event(device) {
                 self.happened(event, Around::default()).await;
             }
         }
-        self.happened(Event::Tick, Around::default()).await;
     }
 
     /// Whether the journal can be written decides whether anything is switched, where the configuration wants it so.
@@ -346,15 +355,7 @@ impl Switcher {
         self.keeper.remembers(&taken.done);
         self.board.remember(taken.done);
         self.happened(Event::Adopted(Box::new(taken.adoption)), Around::default()).await;
-        let adopted = engines.iter().filter_map(|id| {
-            let engine = self.node.engine(*id);
-            Some(Record::Adopted {
-                engine: engine.spec.name.clone(),
-                incarnation: self.hands.slot(*id).process()?.incarnation(),
-                state: engine.condition_word().to_owned(),
-                generation: engine.generation,
-            })
-        });
+        let adopted = engines.iter().filter_map(|id| self.adopted(*id));
         let recovered = Record::Recovered {
             engines: u32::try_from(engines.len()).unwrap_or(u32::MAX),
             operations: u32::try_from(operations).unwrap_or(u32::MAX),
@@ -363,6 +364,19 @@ impl Switcher {
         };
         let said = adopted.chain([recovered]).map(Recorded::from).collect();
         drop(self.hands.recorder.record(&Context::none(), said).await);
+        // What is on the devices is known before anything is started on them.
+        self.look_at_devices().await;
+    }
+
+    /// That an engine's process was taken over.
+    fn adopted(&self, id: EngineId) -> Option<Record> {
+        let engine = self.node.engine(id);
+        Some(Record::Adopted {
+            engine: engine.spec.name.clone(),
+            incarnation: self.hands.slot(id).process()?.incarnation(),
+            state: engine.condition_word().to_owned(),
+            generation: engine.generation,
+        })
     }
 
     /// One event. Turns and idle ladders go by how engines are used, and any event may be the one after which they are
@@ -402,6 +416,11 @@ impl Switcher {
                     Some((of, events)) if *of == current => events.push(record.into()),
                     _ => batches.push((current, vec![record.into()])),
                 }
+            }
+            if let Note::TakenIn { engine, .. } = note
+                && let Some(record) = self.adopted(*engine)
+            {
+                batches.push((current, vec![record.into()]));
             }
             self.noted(note, around);
             if let Note::Ended { id, accepted, .. } = note {

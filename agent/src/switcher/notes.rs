@@ -33,6 +33,7 @@ pub(super) fn operation_of(note: &Note) -> Option<OperationId> {
         | Note::StepEnded { id, .. }
         | Note::Ended { id, .. }
         | Note::Resumed { id, .. }
+        | Note::TakenIn { id, .. }
         | Note::NotCancelled { id, .. } => Some(*id),
         Note::Transition { .. }
         | Note::Measured { .. }
@@ -60,6 +61,7 @@ pub(super) fn record(node: &Node, note: &Note, around: Around) -> Option<Record>
                 Request::Reset(_) | Request::Bury(_) | Request::Repair(_) => OperationKind::Repair,
                 Request::Pause { .. } => OperationKind::Pause,
                 Request::Resume => OperationKind::Resume,
+                Request::Adopt(_) => OperationKind::Adopt,
             };
             Record::OperationAccepted {
                 operation,
@@ -126,6 +128,8 @@ pub(super) fn record(node: &Node, note: &Note, around: Around) -> Option<Record>
         | Note::Joined { .. }
         | Note::Queued { .. }
         | Note::NotCancelled { .. }
+        // With the process, which only the shell knows.
+        | Note::TakenIn { .. }
         | Note::Late(_)
         | Note::Revised { .. } => return None,
     })
@@ -181,6 +185,9 @@ pub(super) fn phase(step: &Step) -> Option<Phase> {
         Step::WarmUp(_) => Phase::WarmUp,
         Step::Stop { .. } => Phase::Stop,
         Step::Measure { .. } => Phase::Measure,
+        Step::Hold(_) => Phase::Hold,
+        Step::Keep(_) => Phase::Keep,
+        Step::LetGo(_) => Phase::LetGo,
         Step::Fall { .. }
         | Step::Rise(_)
         | Step::Launch { .. }
@@ -194,7 +201,8 @@ pub(super) fn phase(step: &Step) -> Option<Phase> {
         | Step::Settle { .. }
         | Step::Bury(_)
         | Step::Rehearse(_)
-        | Step::Rehearsed(_) => return None,
+        | Step::Rehearsed(_)
+        | Step::Defer(_) => return None,
     })
 }
 

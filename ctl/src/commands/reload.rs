@@ -9,10 +9,16 @@ use crate::human;
 use crate::operate::{Draining, Operating, operate};
 use crate::output::note;
 use hotbunk_api::error::ExitCode;
-use hotbunk_api::operation::{OperationRequest, StopRequest};
+use hotbunk_api::operation::{Operation, OperationRequest, StopRequest};
 use hotbunk_api::reload::{
     EngineChange, EngineReload, ReloadOutcome, ReloadReport, ReloadRequest, SettingChange,
 };
+use hotbunk_api::status::Settings;
+use hotbunk_api::words::OperationKind;
+use std::time::Duration;
+
+/// How long one long poll waits.
+const POLL: Duration = Duration::from_secs(30);
 
 /// Arguments of `reload`.
 #[derive(Debug, clap::Args)]
@@ -71,6 +77,10 @@ async fn at_once(context: &Context, report: &ReloadReport, draining: &Draining) 
             deadline_s: draining.deadline,
         };
         let request = match changed.change {
+            EngineChange::Restart if is_done(context, &changed.engine).await? => {
+                context.out.line(format!("{} runs with its new settings already", changed.engine))?;
+                continue;
+            }
             EngineChange::Restart => OperationRequest::Restart(stop),
             EngineChange::Removed => OperationRequest::Stop(stop),
             EngineChange::Unchanged | EngineChange::Settings | EngineChange::Added => continue,
@@ -90,6 +100,21 @@ async fn at_once(context: &Context, report: &ReloadReport, draining: &Draining) 
         }
     }
     first.map_or(Ok(()), Err)
+}
+
+/// Whether an engine has been restarted by itself meanwhile: its idle moment may have come. A restart under way is waited
+/// for, so that it is not followed by another.
+async fn is_done(context: &Context, engine: &str) -> Result<bool, Failure> {
+    let client = context.client()?;
+    loop {
+        let status = client.status().await?;
+        let waits = status.engines.iter().any(|e| e.name == engine && e.settings == Settings::PendingRestart);
+        let restarts = |o: &Operation| o.kind == OperationKind::Restart && o.engine == engine;
+        match status.operation.filter(restarts) {
+            Some(operation) if waits => drop(client.wait_operation(&operation.id, POLL).await?),
+            _ => return Ok(!waits),
+        }
+    }
 }
 
 /// The report for people.

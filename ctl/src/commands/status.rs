@@ -197,6 +197,7 @@ fn doing(condition: &Condition) -> String {
                 StoppedWhy::NotStarted => "not started",
                 StoppedWhy::Operator => "by an operator",
                 StoppedWhy::NoRoom => "no room",
+                StoppedWhy::PortTaken => "its port is taken; see `ctl doctor`",
                 StoppedWhy::Handoff => "by a handoff",
                 StoppedWhy::CannotSleep => "it cannot sleep",
                 StoppedWhy::Idle => "unused for long",

@@ -84,6 +84,10 @@ impl Fake {
         if let Some(thread) = self.thread.take() {
             thread.join().unwrap();
         }
+        // A test beside this one that is just starting a process holds its listener until that has begun.
+        while std::os::unix::net::UnixStream::connect(&self.socket).is_ok() {
+            std::thread::yield_now();
+        }
     }
 }
 
@@ -329,6 +333,7 @@ fn status() -> Status {
             measured: true,
         }],
         in_flight: Some(2),
+        settings: Settings::PendingRestart,
         canary: Canary::Matched { at: 1_796_040_000.0 },
         ..engine("A", "org/model-14b", Some(Tier::Awake), Condition::Settled)
     };
@@ -343,6 +348,7 @@ fn status() -> Status {
     };
     let c = EngineStatus {
         version: None,
+        retiring: true,
         ..engine("llama-8b", "org/llama", Some(Tier::Stopped), Condition::Stopped { why: StoppedWhy::NoRoom })
     };
     let request: OperationRequest =

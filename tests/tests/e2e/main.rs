@@ -1,6 +1,7 @@
 //! The agent, end to end: real processes, real signals, real sockets; only vLLM and the device are simulated.
 
 mod admission;
+mod adopt;
 mod boot;
 mod calls;
 mod containers;

@@ -263,3 +263,40 @@ async fn tenants_and_their_limits_change_while_requests_run() {
     assert_eq!(stream.end().await.1, "length");
     agent.stop().await;
 }
+
+#[tokio::test]
+async fn schedules_and_the_log_filter_change_and_a_measuring_cycle_is_left_alone() {
+    let (node, agent) = pair().await;
+    let before = node.file();
+    let mut stream = node.model("A").stream(LONG).await;
+    stream.until(5).await;
+    let schedule = "[[schedule]]\nname = \"often\"\ncron = \"0 3 * * *\"\nplan = \"quick\"";
+    before.clone().tables(schedule).replace("log_filter = \"info\"", "log_filter = \"debug\"").write();
+    let report = agent.reload().await.unwrap();
+    assert_eq!(report.outcome, ReloadOutcome::Applied, "{}", report.check.rendered);
+    let keys: Vec<&str> = report.settings.iter().map(|s| s.key.as_str()).collect();
+    assert_eq!(keys, ["node.log_filter", "schedule often"]);
+    until("the log to be of the new level", async || agent.log().contains(" DEBUG ")).await;
+    before.write();
+    agent.reload().await.unwrap();
+    assert_eq!(stream.end().await.1, "length");
+    agent.until_idle().await;
+
+    // What a run measures is its own.
+    let socket = node.socket();
+    let begun = ctl(&socket, &["cycle", "run", "quick", "--no-wait"]).await.exits(ExitCode::Ok);
+    let run = begun.stdout.trim().to_owned();
+    before.clone().without("B").write();
+    let refused = ctl(&socket, &["reload"]).await.exits(ExitCode::Refused);
+    assert!(refused.stderr.contains(&run) && refused.stderr.contains("cycle cancel"), "{}", refused.stderr);
+    ctl(&socket, &["reload", "--dry-run"]).await.exits(ExitCode::Ok);
+    ctl(&socket, &["cycle", "cancel", &run]).await;
+    until("the run to be over", async || agent.status().await.cycle.is_none()).await;
+    agent.until_idle().await;
+    // Removed and asleep: it goes by itself, or by the command that comes with `--now`.
+    ctl(&socket, &["reload", "--now"]).await.exits(ExitCode::Ok);
+    until("B to be gone", async || agent.status().await.engines.len() == 1).await;
+    until("its process to be gone", async || node.tree("B").is_empty()).await;
+    node.model("A").serves().await;
+    agent.stop().await;
+}

@@ -1,6 +1,7 @@
 //! Starts that do not lead to an engine.
 
 use hotbunk_api::error::ErrorCode;
+use hotbunk_api::status::{Condition, StoppedWhy};
 use hotbunk_api::words::Tier;
 use hotbunk_tests::{Setup, Switch, free_port, reset, restart, start, until};
 use std::net::TcpListener;
@@ -79,18 +80,21 @@ async fn a_port_that_is_taken_is_not_fought_for() {
     let port = node.engine("B").port();
     let holder = TcpListener::bind(("127.0.0.1", port)).unwrap();
     let agent = node.start().await;
-    agent.until_failed("B").await;
     agent.until_at("A", Tier::Awake).await;
+    until("it to wait", async || {
+        agent.engine("B").await.condition == Condition::Stopped { why: StoppedWhy::PortTaken }
+    })
+    .await;
     let seen = agent.incidents(0).await;
-    assert!(seen.iter().any(|i| i.code == "start_failed"), "{seen:#?}");
+    let codes: Vec<&str> = seen.iter().map(|i| i.code.as_str()).collect();
+    assert_eq!(codes, ["start_failed"], "told once, and no crash: {seen:#?}");
     let told = format!("port {port} is taken by process {}", std::process::id());
     assert!(seen[0].message.contains(&told), "{seen:#?}");
     assert_eq!(node.tree("B"), []);
     // The holder (this very process) has not been touched: it still accepts.
     assert!(std::net::TcpStream::connect(holder.local_addr().unwrap()).is_ok());
     drop(holder);
-    agent.done(reset("B")).await;
-    agent.done(start("B")).await;
+    // As soon as it is free it starts by itself.
     agent.until_at("B", Tier::Level1).await;
     agent.stop().await;
 }

@@ -1,7 +1,7 @@
 //! What is left when all clients have gone: nothing.
 
 use crate::door::Door;
-use hotbunk_tests::{Agent, Engine, until};
+use hotbunk_tests::{Agent, Engine, Node, until};
 use serde_json::Value;
 
 /// Waits until no lease and no waiting request is left, by the agent's own word and by the engines'.
@@ -22,6 +22,15 @@ pub(crate) async fn nothing(agent: &Agent) {
 pub(crate) async fn load(agent: &Agent) -> Vec<(u32, u32)> {
     let gateway = agent.status().await.gateway.expect("a gateway");
     gateway.lines.iter().map(|line| (line.in_flight, line.held)).collect()
+}
+
+/// Requests that run in a node's engines, by their own word.
+pub(crate) async fn in_flight(node: &Node) -> u64 {
+    let mut all = 0.0;
+    for engine in node.engines() {
+        all += engine.metric("vllm:num_requests_running").await.unwrap_or(0.0);
+    }
+    all as u64
 }
 
 /// Requests that came to an engine, and those of them that came while it was not awake, with how late.

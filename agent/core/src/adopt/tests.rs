@@ -4,7 +4,7 @@ use super::*;
 
 const PLACES: [Place; 6] =
     [Place::Awake, Place::Asleep, Place::Stopped, Place::Adrift, Place::Moving, Place::Unknown];
-const DOINGS: [Doing; 14] = [
+const DOINGS: [Doing; 17] = [
     Doing::Drain,
     Doing::DrainOver,
     Doing::Sleep,
@@ -19,6 +19,9 @@ const DOINGS: [Doing; 14] = [
     Doing::Probe,
     Doing::Spawn,
     Doing::Stop,
+    Doing::Hold,
+    Doing::Keep,
+    Doing::LetGo,
 ];
 const SAYS: [Says; 6] = [Says::Nobody, Says::Ended, Says::Silent, Says::Asleep, Says::Awake, Says::Strange];
 const BYTES: [Bytes; 4] = [Bytes::There, Bytes::Gone, Bytes::Half, Bytes::Unknown];
@@ -62,12 +65,22 @@ fn the_tables_keep_what_they_promise() {
             let then = in_step(doing, says, bytes).unwrap().then;
             // Nothing is asked of a process that has ended, or of a stranger.
             let asks = matches!(then, Then::Again | Then::GoOn | Then::Wait | Then::WaitAgain);
-            let may = matches!(doing, Doing::Stop) || (doing == Doing::Spawn && says != Says::Ended);
+            let may = matches!(doing, Doing::Stop | Doing::LetGo)
+                || (doing == Doing::Spawn && says != Says::Ended)
+                || (doing == Doing::Hold && says == Says::Nobody);
             assert!(!asks || may || !(dead || says == Says::Strange), "{doing:?} {says:?} {bytes:?}");
             // No control call while another may still run in the engine.
             let call = !matches!(
                 doing,
-                Doing::Drain | Doing::DrainOver | Doing::Look | Doing::Probe | Doing::Spawn | Doing::Stop
+                Doing::Drain
+                    | Doing::DrainOver
+                    | Doing::Look
+                    | Doing::Probe
+                    | Doing::Spawn
+                    | Doing::Stop
+                    | Doing::Hold
+                    | Doing::Keep
+                    | Doing::LetGo
             );
             assert!(!(call && says == Says::Silent && then == Then::Again), "{doing:?} {bytes:?}");
             // No probe without memory.

@@ -195,6 +195,11 @@ fn reachable(node: &Node, to: EngineId) -> Result<(), Refusal> {
             is: e.condition_word().to_owned(),
             hint: "a repair is due; try again when it has ended",
         }),
+        Condition::PortTaken => Err(Refusal::WrongState {
+            engine: e.spec.name.clone(),
+            is: "stopped, and somebody else listens on its port".to_owned(),
+            hint: "`ctl adopt` takes over a server of its model as it runs; else end it",
+        }),
         Condition::Settled | Condition::Backoff(_) | Condition::NoRoom => evidence(node, &e.spec.devices),
     }
 }

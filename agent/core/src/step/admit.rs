@@ -315,6 +315,7 @@ impl Cx<'_> {
             }
             Request::Bury(_) => Ok(plain(vec![Step::Kill(id)], None)),
             Request::Repair(_) => Ok(plain(self.repair(id), Some(id))),
+            Request::Adopt(_) => Ok(plain(self.adopt(id)?, Some(id))),
             Request::Pause { .. } | Request::Resume => Ok(plain(Vec::new(), None)),
         }
     }
@@ -505,6 +506,7 @@ fn moves_memory(request: &Request) -> bool {
             | Request::Start { .. }
             | Request::Restart { .. }
             | Request::Pause { .. }
+            | Request::Adopt(_)
     )
 }
 

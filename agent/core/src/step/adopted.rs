@@ -67,6 +67,7 @@ impl Cx<'_> {
                 restart_only,
                 level2_unsafe,
                 cannot_park,
+                other_settings,
                 crashes,
                 wanted_awake,
                 awake_since,
@@ -77,6 +78,7 @@ impl Cx<'_> {
             (e.capabilities, e.footprints, e.costs) = (capabilities, footprints, costs);
             (e.held, e.reserved, e.pinned, e.frozen) = (held, reserved, pinned, frozen);
             (e.restart_only, e.level2_unsafe, e.cannot_park) = (restart_only, level2_unsafe, cannot_park);
+            e.other_settings = other_settings;
             (e.crashes, e.wanted_awake, e.awake_since, e.creep) = (crashes, wanted_awake, awake_since, creep);
             // Before it is ready nothing is known of what it can do; its operation asks it.
             if e.capabilities.is_some() {
@@ -220,7 +222,11 @@ impl Cx<'_> {
         let Some(engine) = step.engine() else { return self.advance(id) };
         let found = engines.iter().zip(own).find(|(a, _)| a.engine == engine);
         let (says, bytes) = match found {
-            Some((a, own)) => (adopt::says(&a.found), self.bytes_in_step(engine, &step, *own)),
+            Some((a, own)) => {
+                // What is being taken over is foreign memory still: no difference would show it.
+                let own = if self.takes_over(id, engine) { a.found.bytes } else { *own };
+                (adopt::says(&a.found), self.bytes_in_step(engine, &step, own))
+            }
             None => (Says::Nobody, Bytes::Unknown),
         };
         let Some(op) = self.node.operations.iter().find(|op| op.id == id) else { return };
@@ -246,7 +252,11 @@ impl Cx<'_> {
         let name = self.node.engine(engine).spec.name.clone();
         let detail = format!("{name}: {because} (found by the agent that took it over)");
         let wait = Step::Resolve { engine, asleep: self.leaves_asleep(engine, &step) };
+        let taking_over = self.takes_over(id, engine);
         match then {
+            // Not ours yet, and so not ours to end.
+            Then::End if taking_over => self.recover_from(id, step, Cause::NotAdopted, detail),
+            Then::Died if taking_over => self.step_failed(id, current, Cause::Gone, detail),
             Then::Again => {
                 if step == Step::Spawn(engine) {
                     // No process came of it.

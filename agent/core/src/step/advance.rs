@@ -57,7 +57,8 @@ impl Cx<'_> {
         let Some(engine) = step.engine() else { return Flow::Next };
         let lives_on =
             matches!(step, Step::Open(_)) || matches!(step, Step::Settle { tier, .. } if tier.has_process());
-        if lives_on && self.node.engine(engine).dead {
+        let e = self.node.engine(engine);
+        if lives_on && (e.dead || !e.process) {
             let name = &self.node.engine(engine).spec.name;
             return Flow::Fail(Cause::Gone, format!("{name}'s process has ended"));
         }
@@ -85,6 +86,7 @@ impl Cx<'_> {
             }
             Step::Settle { tier, .. } => self.settle(id, engine, *tier),
             Step::Bury(_) => self.bury(engine),
+            Step::Defer(_) => self.defer(engine),
             _ => return self.begin_action(id, engine, step),
         }
         Flow::Next
@@ -227,6 +229,9 @@ impl Cx<'_> {
                 let life = e.life + 1;
                 let e = self.node.engine_mut(engine);
                 (e.life, e.process, e.dead, e.capabilities) = (life, true, false, None);
+                if std::mem::take(&mut e.other_settings) {
+                    e.footprints = [None; 5];
+                }
                 e.creep = Creep::default();
                 Action::Spawn { engine, life }
             }
@@ -234,6 +239,13 @@ impl Cx<'_> {
             Step::WarmUp(_) => Action::WarmUp { engine, deadline: t.probe },
             Step::Measure { tier, .. } => Action::Measure { engine, tier: *tier },
             Step::Stop { grace, .. } => Action::Stop { engine, grace: *grace },
+            Step::Hold(_) => {
+                let e = self.node.engine_mut(engine);
+                e.life += 1;
+                Action::Hold { engine, life: e.life, deadline: t.control }
+            }
+            Step::Keep(_) => Action::Keep { engine, deadline: t.control },
+            Step::LetGo(_) => Action::LetGo { engine },
             _ => return Flow::Next,
         };
         self.run(id, step.clone(), action);
@@ -353,6 +365,10 @@ impl Cx<'_> {
         detail: &str,
         next: &Recovery,
     ) {
+        // Nothing has happened to an engine of ours.
+        if self.takes_over(id, engine) {
+            return;
+        }
         let incident = match next {
             Recovery::RehearsalFailed(_) if cause != Cause::Gone => Some(Incident::RehearsalFailed),
             _ => incident_of(step, cause),
@@ -476,7 +492,9 @@ impl Cx<'_> {
                 e.condition = Condition::Adrift(Drift::Unresolved);
             });
         }
-        if op.failure.is_some() {
+        // What was not taken over is where it was.
+        let changes_nothing = matches!(op.request, Request::Adopt(_));
+        if op.failure.is_some() && !changes_nothing {
             // What could not be restored is still wanted: it is awake again when its back-off has ended.
             let reached = op.incoming.is_some_and(|to| self.node.engine(to).is_serving());
             for engine in &op.serving_before {

@@ -47,6 +47,9 @@ impl Cx<'_> {
     /// An engine's leader ended.
     pub(super) fn exited(&mut self, engine: EngineId, life: u64, reason: &str) {
         let e = self.node.engine(engine);
+        if e.life == life && !e.process {
+            return self.exited_while_held(engine, reason);
+        }
         if e.life != life || !e.process || e.dead {
             return;
         }
@@ -101,7 +104,19 @@ impl Cx<'_> {
         let name = self.node.engine(engine).spec.name.clone();
         match result {
             StepResult::Gone(message) => Err((Cause::Gone, format!("{name}: {message}"))),
-            StepResult::Drained | StepResult::Warmed | StepResult::Spawned => Ok(None),
+            StepResult::Drained
+            | StepResult::Warmed
+            | StepResult::Spawned
+            | StepResult::Held
+            | StepResult::LetGo => Ok(None),
+            StepResult::PortTaken(why) => Err((Cause::PortTaken, format!("{name}: {why}"))),
+            StepResult::NotHeld(why) => Err((Cause::NotAdopted, format!("{name}: {why}"))),
+            StepResult::TakenIn(taken) => {
+                if *step == Step::Keep(engine) {
+                    self.taken_in(id, engine, *taken);
+                }
+                Ok(None)
+            }
             StepResult::DrainTimedOut { running, waiting } => Err((
                 Cause::DrainDeadline,
                 format!(

@@ -132,10 +132,12 @@ impl Cx<'_> {
             .engines_on(device)
             .map(|id| ledger::resident(self.node.engine(id)))
             .fold(0, u64::saturating_add);
+        // Where no engine has a process there is nothing that a survey could explain.
+        let nobody = self.node.engines_on(device).all(|id| !self.node.engine(id).process);
         let d = &mut self.node.devices[usize::from(device.0)];
         let seen = Some(used.saturating_sub(ours)).filter(|bytes| *bytes > d.spec.slack).unwrap_or(0);
         // Growth counts once it has been seen twice: the first look may come before the survey that explains it.
-        let foreign = seen.min(d.foreign.max(d.foreign_seen));
+        let foreign = if nobody { seen } else { seen.min(d.foreign.max(d.foreign_seen)) };
         d.foreign_seen = seen;
         let appeared = foreign > d.foreign.saturating_add(d.spec.slack);
         d.foreign = foreign;

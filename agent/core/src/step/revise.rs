@@ -87,7 +87,9 @@ impl Cx<'_> {
                 self.revise(id);
             }
             let e = self.node.engine(id);
-            if e.retired && !e.process && matches!(e.condition, Condition::Backoff(_) | Condition::NoRoom) {
+            let waits =
+                matches!(e.condition, Condition::Backoff(_) | Condition::NoRoom | Condition::PortTaken);
+            if e.retired && !e.process && waits {
                 self.transit(id, "not configured any more", |e| e.condition = Condition::Settled);
             }
         }

@@ -17,6 +17,7 @@ use std::time::Duration;
 mod adopted;
 mod creep;
 mod revise;
+mod take_in;
 
 const A: EngineId = EngineId(0);
 const B: EngineId = EngineId(1);
@@ -168,6 +169,10 @@ impl Session {
             Note::Ended { id, failure: Some(why), .. } => format!("#{} failed: {}", id.0, why.cause.code()),
             Note::NotCancelled { id, refusal } => format!("#{} not cancelled: {}", id.0, refusal.code()),
             Note::Late(_) => "late reply".to_owned(),
+            Note::TakenIn { engine, remarks, .. } => {
+                let remarks: String = remarks.iter().map(|r| format!("; {r}")).collect();
+                format!("  {} is taken over{remarks}", self.name(*engine))
+            }
             Note::Revised { engine, process } => {
                 let of = if *process { "process" } else { "agent" };
                 format!("  {}: new settings ({of})", self.name(*engine))
@@ -220,6 +225,16 @@ impl Session {
                 engine: Some(gib(engine, tier) * GIB),
                 host: Some(GIB),
             },
+            Action::Hold { .. } => StepResult::Held,
+            Action::Keep { engine, .. } => StepResult::TakenIn(Box::new(crate::effect::TakenIn {
+                capabilities: self.capabilities(),
+                used: Vec::new(),
+                bytes: Some(gib(engine, Tier::Awake) * GIB),
+                host: Some(GIB),
+                as_configured: true,
+                remarks: Vec::new(),
+            })),
+            Action::LetGo { .. } => StepResult::LetGo,
         })
     }
 

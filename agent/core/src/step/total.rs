@@ -9,7 +9,7 @@ use crate::adopt::{Adopted, Adoption, Found, Process};
 use crate::call::{CallOutcome, SleepingAnswer};
 use crate::capability::{Capabilities, Routes, Version};
 use crate::demand::{self, Demand};
-use crate::effect::{StepResult, Ticket};
+use crate::effect::{StepResult, TakenIn, Ticket};
 use crate::event::{By, Drain, Event, Request, Survey, Use};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::invariants;
@@ -113,6 +113,7 @@ fn request() -> impl Strategy_<Value = Request> {
         1 => engine().prop_map(Request::Reset),
         1 => engine().prop_map(Request::Bury),
         1 => engine().prop_map(Request::Repair),
+        2 => engine().prop_map(Request::Adopt),
         1 => (prop::option::of(tier()), drain()).prop_map(|(tier, drain)| Request::Pause { tier, drain }),
         1 => Just(Request::Resume),
     ]
@@ -141,6 +142,13 @@ fn result() -> impl Strategy_<Value = StepResult> {
         workers,
     });
     let used = || prop::collection::vec((device(), bytes()), 0..3);
+    let maybe_used = || prop::collection::vec((device(), prop::option::of(bytes())), 0..3);
+    let taken = (caps.clone(), maybe_used(), prop::option::of(bytes()), any::<bool>()).prop_map(
+        |(capabilities, used, bytes, as_configured)| {
+            let (host, remarks) = (bytes, Vec::new());
+            StepResult::TakenIn(Box::new(TakenIn { capabilities, used, bytes, host, as_configured, remarks }))
+        },
+    );
     prop_oneof![
         2 => Just(StepResult::Drained),
         1 => Just(StepResult::DrainTimedOut { running: 1, waiting: 1 }),
@@ -163,7 +171,12 @@ fn result() -> impl Strategy_<Value = StepResult> {
         1 => Just(StepResult::WarmUpFailed(String::new())),
         4 => Just(StepResult::Stopped { left: 0 }),
         1 => Just(StepResult::Stopped { left: 2 }),
-        3 => (prop::collection::vec((device(), prop::option::of(bytes())), 0..3), prop::option::of(bytes()))
+        2 => Just(StepResult::Held),
+        1 => Just(StepResult::NotHeld(String::new())),
+        3 => taken,
+        1 => Just(StepResult::LetGo),
+        1 => Just(StepResult::PortTaken(String::new())),
+        3 => (maybe_used(), prop::option::of(bytes()))
             .prop_map(|(used, engine)| StepResult::Measured { used, engine, host: engine }),
         1 => Just(StepResult::Gone(String::new())),
     ]
@@ -269,6 +282,9 @@ fn event() -> impl Strategy_<Value = (Event, u64)> {
         }),
         1 => prop::option::of(engine()).prop_map(|awake| Event::Boot { awake: awake.into_iter().collect() }),
         1 => any::<bool>().prop_map(|runs| Event::Cycle { runs }),
+        1 => (engine(), any::<bool>()).prop_map(|(engine, taken)| {
+            Event::Port { engine, taken: taken.then(String::new) }
+        }),
         2 => revision().prop_map(|revision| Event::Revised(Box::new(revision))),
         2 => prop::collection::vec(found(), usize::from(ENGINES)).prop_map(|found| {
             let one = |(at, found)| Adopted { engine: EngineId(at), kept: None, found };

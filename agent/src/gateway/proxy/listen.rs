@@ -16,8 +16,10 @@ const BACKLOG: i32 = 4096;
 pub enum Listen {
     /// On an address; port 0 takes a free one.
     Address(SocketAddr),
-    /// On sockets that somebody else has made, such as an init system.
+    /// On sockets that somebody else has made and keeps, such as an init system.
     Sockets(Vec<TcpListener>),
+    /// On those of a former agent, who keeps them no longer than this one needs to come up.
+    Former(Vec<TcpListener>),
 }
 
 /// Why there is no gateway.
@@ -59,14 +61,15 @@ impl Sockets {
     /// # Errors
     /// [`Error`].
     pub fn bind(on: Listen, threads: usize) -> Result<Self, Error> {
+        let are_shared = matches!(on, Listen::Sockets(_));
         match on {
             Listen::Address(address) => {
                 let error = |source| Error::Bind { address, source };
                 let free = socket(address, false).and_then(|probe| probe.local_addr()).map_err(error)?;
                 let all: io::Result<_> = (0..threads.max(1)).map(|_| socket(free, true)).collect();
-                Ok(Sockets { all: all.map_err(error)?, address: free, are_shared: false })
+                Ok(Sockets { all: all.map_err(error)?, address: free, are_shared })
             }
-            Listen::Sockets(given) => {
+            Listen::Sockets(given) | Listen::Former(given) => {
                 let address = given.first().ok_or(Error::None)?.local_addr().map_err(Error::Inherited)?;
                 let share = |at: usize| {
                     let socket = given[at % given.len()].try_clone()?;
@@ -74,7 +77,7 @@ impl Sockets {
                     Ok(socket)
                 };
                 let all: io::Result<_> = (0..threads.max(given.len())).map(share).collect();
-                Ok(Sockets { all: all.map_err(Error::Inherited)?, address, are_shared: true })
+                Ok(Sockets { all: all.map_err(Error::Inherited)?, address, are_shared })
             }
         }
     }
@@ -82,6 +85,11 @@ impl Sockets {
     /// Where they listen.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// All of them, and whether this process is the only one that has them.
+    pub fn all(&self) -> (&[TcpListener], bool) {
+        (&self.all, !self.are_shared)
     }
 }
 

@@ -44,6 +44,7 @@ mod wire;
 mod worker;
 
 pub use listen::{Error, Listen, Sockets};
+pub use wire::LINGER;
 
 use super::Hub;
 use crate::config;
@@ -61,6 +62,8 @@ const MOST_THREADS: usize = 4;
 #[derive(Debug)]
 pub struct Gateway {
     address: SocketAddr,
+    /// Somebody else accepts, or will, where this one does not any more.
+    are_shared: bool,
     stages: watch::Sender<Stage>,
     clear: Vec<oneshot::Receiver<()>>,
     ended: Vec<oneshot::Receiver<()>>,
@@ -80,17 +83,11 @@ impl Gateway {
         for (at, listener) in all.into_iter().enumerate() {
             let (is_clear, told) = oneshot::channel();
             clear.push(told);
-            let worker = Worker {
-                hub: Arc::clone(&hub),
-                created,
-                listener,
-                is_shared: are_shared,
-                stages: stage.clone(),
-                clear: is_clear,
-            };
+            let worker =
+                Worker { hub: Arc::clone(&hub), created, listener, stages: stage.clone(), clear: is_clear };
             ended.push(spawn(at, worker).map_err(Error::Thread)?);
         }
-        Ok(Gateway { address, stages, clear, ended })
+        Ok(Gateway { address, are_shared, stages, clear, ended })
     }
 
     /// Where it listens.
@@ -99,17 +96,29 @@ impl Gateway {
     }
 
     /// Begins to go, and waits until every connection that there was is over: whoever is being answered gets all of
-    /// the answer, whoever asks within half a second is answered as well, and each is told that its connection closes.
+    /// the answer, whoever asks within [`LINGER`] is answered as well, and each is told that its connection closes.
     ///
     /// Whoever connects from now on waits for the next agent, if the socket was handed over to this one; else it is told
     /// when to come again.
     pub async fn leave(&mut self) {
-        self.stages.send_replace(Stage::Leaving);
+        let stage = if self.are_shared { Stage::Passing } else { Stage::TurningAway };
+        self.stages.send_replace(stage);
         while let Some(told) = self.clear.last_mut() {
             // A thread that has ended has no connections either.
             let _ = told.await;
             self.clear.pop();
         }
+    }
+
+    /// From now on connections are not kept: whoever asks for one thing after the other is told to connect anew. Everybody
+    /// is served as before; after [`LINGER`] no connection is left but those on which an answer runs, and new ones.
+    pub fn keep_no_connection(&self) {
+        self.stages.send_replace(Stage::Closing);
+    }
+
+    /// From now on its listeners have another gateway as well, or will have: see [`Gateway::leave`].
+    pub fn share(&mut self) {
+        self.are_shared = true;
     }
 
     /// Accepts no more, gives what is being answered a moment, and ends.

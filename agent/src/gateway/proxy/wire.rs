@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_secs(75);
 /// How long a kept connection is still heard when the gateway goes, or when its answer has ended since. Whoever sends one
 /// request after the other is told in the head of an answer that its connection closes. Closing it behind an answer that
 /// did not say so would meet the next request half way; an idle one is closed, since HTTP/1.1 has no other way to say so.
-const LINGER: Duration = Duration::from_millis(500);
+pub const LINGER: Duration = Duration::from_millis(500);
 
 /// Whose turn it is on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -44,8 +44,12 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) enum Stage {
     /// It serves.
     Open,
-    /// It goes: what has begun is finished, and connections end with the answer that they are at.
-    Leaving,
+    /// It serves, and connections end with the answer that they are at.
+    Closing,
+    /// It goes: what has begun is finished, and whoever comes is told when to come again.
+    TurningAway,
+    /// It goes likewise, and whoever comes is another's: connections that are not accepted outlive this process.
+    Passing,
     /// It ends.
     Ending,
 }
@@ -62,8 +66,6 @@ pub(super) struct Worker {
     pub hub: Arc<Hub>,
     pub created: u64,
     pub listener: TcpListener,
-    /// Whether connections that nobody accepts here outlive this process.
-    pub is_shared: bool,
     pub stages: watch::Receiver<Stage>,
     /// Told when the gateway goes and every connection that there was is over.
     pub clear: oneshot::Sender<()>,
@@ -113,7 +115,7 @@ impl Worker {
     /// # Errors
     /// The listener cannot be used.
     pub(super) async fn run(self) -> io::Result<()> {
-        let Worker { hub, created, listener, is_shared, mut stages, clear } = self;
+        let Worker { hub, created, listener, mut stages, clear } = self;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let pool = Rc::new(Pool::default());
         let core = Rc::new(Core { hub, pool: Rc::clone(&pool), ids: Ids::new(), created });
@@ -128,10 +130,9 @@ impl Worker {
         let mut stage = Stage::Open;
         let mut clear = Some(clear);
         loop {
-            // Who is not accepted here waits for the next agent, where somebody keeps the socket. Where nobody does,
-            // connections would be refused from the moment on in which it closes: so that is the last thing, and until
-            // then whoever comes is at least told when to come again.
-            let accepts = stage == Stage::Open || !is_shared;
+            // Where nobody keeps the socket, connections would be refused from the moment on in which it closes: so that
+            // is the last thing, and until then whoever comes is at least told when to come again.
+            let accepts = stage < Stage::Passing;
             let accepted = tokio::select! {
                 biased;
                 next = beyond(stages.clone(), stage) => {
@@ -143,7 +144,7 @@ impl Worker {
                     }
                     continue;
                 }
-                () = open.none(), if stage == Stage::Leaving && clear.is_some() => {
+                () = open.none(), if stage > Stage::Closing && clear.is_some() => {
                     // Whoever has asked may have given up.
                     let _ = clear.take().map(|clear| clear.send(()));
                     continue;
@@ -151,7 +152,7 @@ impl Worker {
                 accepted = listener.accept(), if accepts => accepted,
             };
             match accepted {
-                Ok((stream, _)) if stage == Stage::Open => {
+                Ok((stream, _)) if stage <= Stage::Closing => {
                     let (core, one, stages) = (Rc::clone(&core), open.one(), stages.clone());
                     spawn_local(async move {
                         connection(core, stream, stages, stage).await;
@@ -204,8 +205,8 @@ async fn connection(core: Rc<Core>, stream: TcpStream, stages: watch::Receiver<S
     }
     let settings = core.hub.settings();
     let state = State::new(Instant::now());
-    let is_late = accepted_at == Stage::Leaving;
-    if is_late {
+    let is_late = accepted_at > Stage::Closing;
+    if accepted_at > Stage::Open {
         state.leave(Instant::now());
     }
     let wire = Wire::new(stream, Rc::clone(&state));

@@ -380,3 +380,34 @@ async fn how_engines_are_used_is_told_once() {
     let uses = desk.hub.uses(&desk.node);
     assert_eq!((uses[0].in_flight, uses[0].at), (0, hotbunk_core::time::Moment(0)));
 }
+
+#[tokio::test]
+async fn at_an_agent_that_leaves_nobody_waits_whatever_the_switcher_still_says() {
+    let mut desk = Desk::new("", "max_in_flight = 1");
+    desk.serve(A);
+    let running = go(desk.hub.admit(&desk.anybody(), ask(A)));
+    let held = [A, B].map(|engine| hold(desk.hub.admit(&desk.anybody(), ask(engine))));
+    desk.told();
+    desk.hub.leave();
+    for held in held {
+        assert_eq!(held.await.unwrap_err().code(), "restarting");
+    }
+    let nobody = |engine| Event::Demand { engine, demand: Demand::default() };
+    assert_eq!(desk.told(), [nobody(A), nobody(B)], "nothing is done for them any more");
+    // The switcher goes on with what is under way, and its gates stand as they stood.
+    desk.serve(A);
+    let no_switch = Ask { no_switch: true, ..ask(B) };
+    for ask in [ask(A), ask(B), no_switch] {
+        let refusal = refused(desk.hub.admit(&desk.anybody(), ask));
+        assert_eq!((refusal.code(), refusal.retry_after_seconds()), ("restarting", Some(2)));
+    }
+    assert_eq!(now(running.aborted()), None, "what runs goes on");
+    drop(running);
+    let running = go(desk.hub.admit(&desk.anybody(), ask(A)));
+    desk.hub.shut();
+    assert_eq!(refused(desk.hub.admit(&desk.anybody(), ask(A))).code(), "restarting");
+    desk.hub.cut();
+    assert_eq!(running.aborted().await, Aborted::Leaving);
+    drop(running);
+    assert_eq!((desk.hub.all_in_flight(), desk.hub.held(A), desk.hub.held(B)), (0, 0, 0));
+}

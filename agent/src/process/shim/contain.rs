@@ -233,9 +233,9 @@ impl Contain {
 }
 
 /// Hears of a process's end from the kernel. Not our child, so nobody else will tell.
-fn watch(leader: Member) -> std::io::Result<oneshot::Receiver<()>> {
+pub(super) fn watch(leader: Member) -> std::io::Result<oneshot::Receiver<()>> {
     let (ended, heard) = oneshot::channel();
-    std::thread::Builder::new().name("container".into()).spawn(move || {
+    std::thread::Builder::new().name("leader".into()).spawn(move || {
         while !signals::wait_for_end(leader, LONG) {
             // Still there, or no descriptor to be had for the moment.
             std::thread::sleep(LOOK);

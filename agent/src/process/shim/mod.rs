@@ -11,10 +11,14 @@
 //! - it answers on a unix socket ([`super::protocol`]), to any number of agents over time;
 //! - it leaves a record of all that on disk ([`super::state`]).
 //!
+//! Of a server that somebody else has started ([`hold`]) it is not the parent: it hears of its end, and ends it only once
+//! it has been told that it is ours.
+//!
 //! It goes when an agent says that it has noted the end, or, after SIGTERM, when the engine has been stopped.
 
 mod clients;
 mod contain;
+mod hold;
 mod setup;
 mod stage;
 
@@ -32,6 +36,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use clients::{Asked, Clients};
 use contain::{Contain, Happened, Order};
+use hold::Holding;
 pub(super) use setup::SERVICE_VARIABLES;
 use stage::{Action, Input, Stage};
 
@@ -42,7 +47,7 @@ use super::protocol::{Answer, Ask, Event, Exit, Greeting, line};
 use super::scope::Scope;
 use super::state::{STATE_FILE, ShimState, read_json, write_json};
 use super::sweep::Sweep;
-use super::tree::{ProcStat, boot_id};
+use super::tree::{Member, ProcStat, boot_id};
 use super::{TAIL_LINES, signal as signals};
 use crate::clock;
 
@@ -63,7 +68,17 @@ pub(super) struct ShimSpec {
     pub(super) grace_ms: u64,
     pub(super) use_cgroup: bool,
     pub(super) container: Option<ContainerSpec>,
+    /// Nothing is started: this is held.
+    #[serde(default)]
+    pub(super) adopt: Option<AdoptOrder>,
     pub(super) socket: PathBuf,
+}
+
+/// The server that a shim is to take hold of.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct AdoptOrder {
+    pub(super) leader: Member,
+    pub(super) output: Option<PathBuf>,
 }
 
 /// Runs a shim until its engine has ended and an agent has noted it. `spec` is a file that [`super::Shims::spawn`]
@@ -120,6 +135,8 @@ struct Shim {
     ended: Option<WaitStatus>,
     /// Where the engine runs in a container.
     contain: Option<Contain>,
+    /// Where somebody else has started it.
+    holding: Option<Holding>,
     listener: UnixListener,
     deaths: tokio::signal::unix::Signal,
     terminate: tokio::signal::unix::Signal,
@@ -166,6 +183,7 @@ impl Shim {
             grace_ms: spec.grace_ms,
             started: clock::wall(),
             container: spec.container.clone().map(|spec| ContainerState { spec, client: None, found: None }),
+            adopted: None,
         };
         let record = |state: &ShimState| {
             write_json(&state_file, state).map_err(|error| format!("{}: {error}", state_file.display()))
@@ -188,9 +206,20 @@ impl Shim {
                 .map_err(|error| format!("the engine's log {}: {error}", spec.log.display()))?;
             let output =
                 input.try_clone().map_err(|error| format!("no pipe for the engine's output: {error}"))?;
-            Ok((setup::start_engine(&spec, input, cgroup.as_ref())?, capture, Contain::new(&spec, output)))
+            match &spec.adopt {
+                Some(order) => {
+                    let (holding, adopted) = hold::take(order, input)?;
+                    let leader = adopted.leader;
+                    state.adopted = Some(adopted);
+                    Ok((leader, capture, None, Some(holding)))
+                }
+                None => {
+                    let leader = setup::start_engine(&spec, input, cgroup.as_ref())?;
+                    Ok((leader, capture, Contain::new(&spec, output), None))
+                }
+            }
         })();
-        let (leader, capture, contain) = match started {
+        let (leader, capture, contain, holding) = match started {
             Ok(started) => started,
             Err(why) => {
                 if let Some(cgroup) = &cgroup {
@@ -206,7 +235,7 @@ impl Shim {
         let scope = Scope::of(&state);
         if let Err(why) = record(&state) {
             // An engine that no later agent could know must not run.
-            Sweep::default().kill(&scope, &scope.look());
+            Sweep::default().kill(&scope, &scope.look_apart().proven);
             return Err(why);
         }
         Ok(Shim {
@@ -221,6 +250,7 @@ impl Shim {
             capture,
             ended: None,
             contain,
+            holding,
             listener,
             deaths,
             terminate,
@@ -238,7 +268,7 @@ impl Shim {
         loop {
             // The engine may have ended before the first signal could be caught.
             self.advance(&mut clients).await;
-            if self.leaving && self.stage.is_clean() {
+            if self.leaving && (self.stage.is_clean() || self.state.is_only_held()) {
                 self.remove_files();
                 break;
             }
@@ -254,8 +284,10 @@ impl Shim {
                 _ = self.deaths.recv() => {}
                 _ = self.terminate.recv() => {
                     self.leaving = true;
-                    let grace = self.grace;
-                    self.step(Input::StopAsked { grace }, &mut clients).await;
+                    if !self.state.is_only_held() {
+                        let grace = self.grace;
+                        self.step(Input::StopAsked { grace }, &mut clients).await;
+                    }
                 }
                 // A failed accept (descriptor limit) leaves the connection waiting; the loop goes on.
                 connection = self.listener.accept() => if let Ok((stream, _)) = connection {
@@ -268,6 +300,7 @@ impl Shim {
                 happened = Contain::next(self.contain.as_mut()) => {
                     self.container_happened(happened, &mut clients).await;
                 }
+                ended = Holding::next(self.holding.as_mut()) => self.held_happened(ended, &mut clients).await,
                 () = time => {}
             }
         }
@@ -441,12 +474,26 @@ impl Shim {
     async fn answer(&mut self, asked: &Asked, clients: &mut Clients) -> bool {
         match asked.request.ask {
             Ask::Status => asked.answer(Answer::Status(Box::new(self.state.clone()))),
+            Ask::Stop { .. } | Ask::Kill if self.state.is_only_held() => {
+                asked.answer(Answer::Refused { why: "it is only held, and not ours to end".to_owned() });
+            }
+            Ask::Keep => asked.answer(self.keep()),
+            Ask::LetGo if self.state.adopted.is_some() => {
+                self.remove_files();
+                asked.answer(Answer::Accepted);
+                return true;
+            }
+            Ask::LetGo => {
+                asked.answer(Answer::Refused { why: "it was started by this shim".to_owned() });
+            }
             Ask::Stop { grace_ms } => {
                 asked.answer(Answer::Accepted);
+                self.see_members();
                 self.step(Input::StopAsked { grace: Duration::from_millis(grace_ms) }, clients).await;
             }
             Ask::Kill => {
                 asked.answer(Answer::Accepted);
+                self.see_members();
                 self.step(Input::KillAsked, clients).await;
             }
             Ask::TailLog { lines } => asked.answer(Answer::Tail(self.capture.last(lines))),

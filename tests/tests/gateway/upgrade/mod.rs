@@ -5,8 +5,10 @@
 //! |---|---|
 //! | `through` | clients that never stop, through agents that are restarted and killed |
 //! | `leaving` | what an agent that goes does with those who wait, who run, and who take too long |
+//! | `successor` | an agent that starts the next one, and passes on what runs |
 //! | `given` | sockets that are handed over: used, held against the configuration, kept from engines |
 
 mod given;
 mod leaving;
+mod successor;
 mod through;

@@ -15,7 +15,7 @@ use tokio::task::{JoinHandle, spawn_blocking};
 
 /// How a client asks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Manner {
+pub(super) enum Manner {
     /// A connection for each request.
     Stranger,
     /// On kept connections.
@@ -29,7 +29,7 @@ enum Manner {
 const MANNERS: [Manner; 4] = [Manner::Stranger, Manner::Regular, Manner::Reader, Manner::LongReader];
 
 /// Clients at work.
-struct Crowd {
+pub(super) struct Crowd {
     over: Arc<AtomicBool>,
     /// Requests that have ended, by manner.
     done: [Arc<AtomicU64>; 4],
@@ -37,7 +37,7 @@ struct Crowd {
 }
 
 impl Crowd {
-    fn at(node: &Node, each: usize) -> Self {
+    pub(super) fn at(node: &Node, each: usize) -> Self {
         let over = Arc::new(AtomicBool::new(false));
         let done: [Arc<AtomicU64>; 4] = std::array::from_fn(|_| Arc::default());
         let mut clients = Vec::new();
@@ -52,14 +52,14 @@ impl Crowd {
     }
 
     /// Waits until so many more requests of each manner have ended.
-    async fn go_on(&self, more: u64) {
+    pub(super) async fn go_on(&self, more: u64) {
         for done in &self.done {
             let wanted = done.load(Ordering::Relaxed) + more;
             until("clients to be served", async || done.load(Ordering::Relaxed) >= wanted).await;
         }
     }
 
-    async fn end(self) -> Vec<(Manner, Report)> {
+    pub(super) async fn end(self) -> Vec<(Manner, Report)> {
         self.over.store(true, Ordering::Relaxed);
         let mut all = Vec::new();
         for (manner, client) in self.clients {
@@ -89,7 +89,7 @@ async fn client(
 }
 
 /// What ended how, for whoever reads it.
-fn table(reports: &[(Manner, Report)]) -> String {
+pub(super) fn table(reports: &[(Manner, Report)]) -> String {
     let mut counts: BTreeMap<(Manner, String), (u64, u128)> = BTreeMap::new();
     for (manner, report) in reports {
         let word = match &report.ended {

@@ -3,7 +3,7 @@
 use super::{Config, How, Pending, Sys};
 use crate::world::{Proc, Seen, Weights, refused};
 use hotbunk_core::call::{Call, CallOutcome, SleepLevel, SleepingAnswer};
-use hotbunk_core::effect::{Action, ProbeKind, StepResult};
+use hotbunk_core::effect::{Action, ProbeKind, StepResult, TakenIn};
 use hotbunk_core::ids::{DeviceId, EngineId};
 use hotbunk_core::time::Moment;
 
@@ -43,7 +43,10 @@ impl Sys {
             },
             Action::IsSleeping { .. } => &[How::LostUndone, How::Dies],
             Action::Probe { .. } => &[How::Refused, How::Garbage, How::Dies],
-            Action::Ready { .. } | Action::WarmUp { .. } => &[How::Refused, How::Dies],
+            Action::Ready { .. } | Action::WarmUp { .. } | Action::Hold { .. } | Action::Keep { .. } => {
+                &[How::Refused, How::Dies]
+            }
+            Action::LetGo { .. } => &[],
         }
     }
 
@@ -87,6 +90,8 @@ impl Sys {
             | Action::IsSleeping { .. }
             | Action::Ready { .. }
             | Action::WarmUp { .. }
+            | Action::Hold { .. }
+            | Action::Keep { .. }
                 if !p.alive =>
             {
                 gone()
@@ -165,6 +170,27 @@ impl Sys {
             }
             Action::WarmUp { .. } if how == How::Refused => StepResult::WarmUpFailed(String::new()),
             Action::WarmUp { .. } => StepResult::Warmed,
+            // Proofs: it must be awake, and serve.
+            Action::Hold { .. } | Action::Keep { .. } if how == How::Refused || !serving => {
+                StepResult::NotHeld(String::new())
+            }
+            Action::Hold { .. } => StepResult::Held,
+            Action::LetGo { .. } => StepResult::LetGo,
+            Action::Keep { .. } => {
+                let bytes = Some(p.bytes(size));
+                let devices = config.engines[at].devices.iter().map(|d| DeviceId(*d));
+                let used = devices.map(|d| (d, Some(self.used(config, d)))).collect();
+                let (host, remarks) = (Some(1), Vec::new());
+                let as_configured = true;
+                StepResult::TakenIn(Box::new(TakenIn {
+                    capabilities: caps,
+                    used,
+                    bytes,
+                    host,
+                    as_configured,
+                    remarks,
+                }))
+            }
             Action::Measure { .. } => {
                 let own = p.bytes(size);
                 let devices = config.engines[at].devices.iter().map(|d| DeviceId(*d));

@@ -355,7 +355,8 @@ impl Sys {
         for at in 0..self.procs.len() {
             let (e, p) = (&self.node.engines[at], &self.procs[at]);
             let name = e.spec.name.clone();
-            let failed = matches!(e.condition, Condition::Failed(_) | Condition::NoRoom);
+            let failed =
+                matches!(e.condition, Condition::Failed(_) | Condition::NoRoom | Condition::PortTaken);
             let touched = self.excused();
             if matches!(e.condition, Condition::Moving | Condition::Adrift(_)) || (e.dead && !failed) {
                 return self.fail(format!("{name} is stuck"));

@@ -206,3 +206,30 @@ async fn what_takes_too_long_is_ended_with_an_error() {
     answering.closed().await;
     patient("the end", leaving).await.unwrap().stop().await;
 }
+
+#[tokio::test]
+async fn a_gateway_that_keeps_no_connection_serves_everybody() {
+    let desk = Desk::usual().await;
+    let mut kept = desk.raw().await;
+    kept.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+    assert!(!one_answer(&mut kept).await.contains("connection: close"));
+    desk.gateway.keep_no_connection();
+    let http = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
+    loop {
+        let answer = http.get(desk.url("/health")).send().await.unwrap();
+        assert_eq!(answer.status(), 200);
+        // One that was accepted just before is kept.
+        if answer.headers().get("connection").is_some_and(|v| v == "close") {
+            break;
+        }
+    }
+    kept.write_all(wire("org/A", false).as_bytes()).await.unwrap();
+    answered(&desk.a).await;
+    assert!(one_answer(&mut kept).await.contains("connection: close"));
+    is_closed(kept).await;
+    // One that says nothing is not kept either.
+    is_closed(desk.raw().await).await;
+    let asked = desk.ask(&completion("org/A", false));
+    answered(&desk.a).await;
+    assert_eq!(asked.await.unwrap().status(), 200);
+}

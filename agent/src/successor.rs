@@ -1,0 +1,308 @@
+//! An agent that starts its own successor, and lives on until the answers that it is passing on have ended.
+//!
+//! ```text
+//!   old    serves ─ SIGUSR2 ─ nothing under way ─ journal, sockets let go ─┬─ passes on what runs ─────── gone
+//!                                                                          │ listeners, by a unix socket
+//!   new                                                                    └─ starts ─ takes over ─ "up" ─ serves …
+//! ```
+//!
+//! A plain restart stops one agent before it starts the next, so everybody who comes waits for the longest answer that
+//! runs. Here only those who come within the fraction of a second between the two wait, in the listener's backlog. The
+//! old one owns nothing any more by then: no journal, no engine, no gate, only connections.
+//!
+//! The new one is not aware of the requests that the old one passes on, but the engine is: a drain asks the engine for
+//! what runs in it, too, so a handoff waits for them as for its own.
+//!
+//! Listeners go over the new one's standard input, a unix socket, as `SCM_RIGHTS`. Descriptors that are inherited by
+//! number would need variables that say which, and code that believes them.
+
+use crate::inherited::{Inherited, Name};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use serde::{Deserialize, Serialize};
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+use tokio::io::AsyncReadExt;
+use tokio::process::{Child, Command};
+
+/// The argument by which a successor knows what its standard input is. Its value is the program's path, which a program
+/// that has been replaced cannot find out.
+const FLAG: &str = "--succeed";
+/// Most descriptors that are handed over; the kernel's own limit is 253.
+const MOST: usize = 64;
+/// Largest letter, bytes.
+const LETTER: usize = 4096;
+/// What a successor says once it serves.
+const UP: &[u8; 3] = b"up\n";
+/// How long it may take to say so.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// How long a check of the configuration may take.
+const CHECK: Duration = Duration::from_secs(30);
+
+/// Why there is no successor.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The program cannot be run.
+    #[error("{} cannot be run", program.display())]
+    Run {
+        /// Which.
+        program: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The new program refuses the configuration.
+    #[error("{} refuses {}:\n{said}", program.display(), config.display())]
+    Refused {
+        /// The program.
+        program: PathBuf,
+        /// The file.
+        config: PathBuf,
+        /// What it said.
+        said: String,
+    },
+    /// It ended.
+    #[error("the next agent ended before it served ({0}); its last lines say why")]
+    Ended(ExitStatus),
+    /// It does not come up.
+    #[error("the next agent did not serve within {} s", PATIENCE.as_secs())]
+    Late,
+    /// Something began at the last moment.
+    #[error(
+        "an operation began just as the agent was to be replaced; the next agent goes on with it, once somebody starts it"
+    )]
+    Busy,
+    /// The listeners do not get across.
+    #[error("the listening sockets could not be handed over")]
+    Hand(#[source] io::Error),
+}
+
+/// What a successor is given.
+#[derive(Debug, Default)]
+pub struct Listeners {
+    sockets: Vec<(Listed, OwnedFd)>,
+}
+
+/// One line of the letter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Listed {
+    name: String,
+    /// The agent has made it: nobody else holds it, and the configuration may have changed since.
+    ours: bool,
+}
+
+impl Listeners {
+    /// One more, by another handle of the same socket.
+    ///
+    /// # Errors
+    /// There is no descriptor left.
+    pub fn keep(&mut self, name: Name, socket: impl AsFd, ours: bool) -> io::Result<()> {
+        let listed = Listed { name: name.word().to_owned(), ours };
+        self.sockets.push((listed, socket.as_fd().try_clone_to_owned()?));
+        Ok(())
+    }
+
+    fn send(&self, to: &UnixStream) -> io::Result<()> {
+        let listed: Vec<&Listed> = self.sockets.iter().map(|(listed, _)| listed).collect();
+        let letter = serde_json::to_vec(&listed)?;
+        if self.sockets.len() > MOST || letter.len() > LETTER {
+            return Err(io::Error::other("there are too many of them"));
+        }
+        let descriptors: Vec<_> = self.sockets.iter().map(|(_, socket)| socket.as_fd()).collect();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+        let mut rights = SendAncillaryBuffer::new(&mut space);
+        rights.push(SendAncillaryMessage::ScmRights(&descriptors));
+        sendmsg(to, &[IoSlice::new(&letter)], &mut rights, SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+}
+
+/// The successor's side: who is to be told when it serves.
+#[derive(Debug)]
+pub struct Former {
+    stream: UnixStream,
+}
+
+impl Former {
+    /// Takes the listeners that a former agent has sent to the standard input.
+    ///
+    /// # Errors
+    /// It is no such socket, or nothing sensible comes.
+    pub fn take() -> io::Result<(Inherited, Former)> {
+        let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned()?);
+        let inherited = receive(&stream)?;
+        Ok((inherited, Former { stream }))
+    }
+
+    /// This agent serves.
+    ///
+    /// # Errors
+    /// The former one is gone already: nobody has told systemd of this one, and it starts another.
+    pub fn is_up(mut self) -> io::Result<()> {
+        self.stream.write_all(UP)
+    }
+}
+
+fn receive(from: &UnixStream) -> io::Result<Inherited> {
+    let mut letter = [0; LETTER];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
+    let mut rights = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(from, &mut [IoSliceMut::new(&mut letter)], &mut rights, RecvFlags::CMSG_CLOEXEC)?;
+    if got.flags.contains(ReturnFlags::CTRUNC) {
+        return Err(io::Error::other("not all descriptors have arrived: there are too many open files"));
+    }
+    let listed: Vec<Listed> = serde_json::from_slice(&letter[..got.bytes])?;
+    let sockets: Vec<OwnedFd> = rights
+        .drain()
+        .filter_map(
+            |message| if let RecvAncillaryMessage::ScmRights(fds) = message { Some(fds) } else { None },
+        )
+        .flatten()
+        .collect();
+    if sockets.len() != listed.len() {
+        return Err(io::Error::other(format!("{} sockets for {} names", sockets.len(), listed.len())));
+    }
+    let mut inherited = Inherited::default();
+    for (listed, socket) in listed.into_iter().zip(sockets) {
+        match Name::of(&listed.name) {
+            Some(Name::Gateway) => {
+                inherited.gateway.push(TcpListener::from(socket));
+                inherited.gateway_is_ours |= listed.ours;
+            }
+            Some(Name::Metrics) => inherited.metrics = Some(TcpListener::from(socket)),
+            Some(Name::Control) => inherited.control = Some(UnixListener::from(socket)),
+            None => return Err(io::Error::other(format!("nobody would accept on {}", listed.name))),
+        }
+    }
+    Ok(inherited)
+}
+
+/// How a successor is started.
+#[derive(Debug, Clone)]
+pub struct Plan {
+    /// The program, by the path that it was started by: what lies there now is what is wanted.
+    pub program: PathBuf,
+    /// The configuration file.
+    pub config: PathBuf,
+    /// Further arguments.
+    pub args: Vec<String>,
+}
+
+impl Plan {
+    /// Whether the program that lies there now accepts the configuration that lies there now: otherwise nothing is given
+    /// up for it.
+    ///
+    /// # Errors
+    /// [`Error::Run`], [`Error::Refused`].
+    pub async fn check(&self) -> Result<(), Error> {
+        let run = |source| Error::Run { program: self.program.clone(), source };
+        let mut command = Command::new(&self.program);
+        command.arg("check").arg(&self.config).stdin(Stdio::null()).kill_on_drop(true);
+        let output = tokio::time::timeout(CHECK, command.output()).await;
+        let output = output.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map_err(run)?;
+        if output.status.success() {
+            return Ok(());
+        }
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+        Err(Error::Refused { program: self.program.clone(), config: self.config.clone(), said })
+    }
+
+    /// Starts it and waits until it serves; its pid. Where the program that lies there does not come up, this one is
+    /// started again: it did.
+    ///
+    /// # Errors
+    /// [`Error`], of this program.
+    pub async fn start(&self, listeners: &Listeners) -> Result<u32, Error> {
+        match self.start_program(&self.program, listeners).await {
+            Ok(pid) => Ok(pid),
+            Err(error) => {
+                tracing::error!(
+                    error = crate::effects::chain(&error),
+                    program = %self.program.display(),
+                    "the new program does not come up; the old one is started again"
+                );
+                self.start_program(Path::new("/proc/self/exe"), listeners).await
+            }
+        }
+    }
+
+    async fn start_program(&self, program: &Path, listeners: &Listeners) -> Result<u32, Error> {
+        let (ours, theirs) = UnixStream::pair().map_err(Error::Hand)?;
+        let mut command = Command::new(program);
+        command.args(["run", "--config"]).arg(&self.config).args(&self.args).arg(FLAG).arg(&self.program);
+        // The watchdog of the unit is the successor's from now on, whatever its pid.
+        command.env_remove("WATCHDOG_PID").stdin(Stdio::from(OwnedFd::from(theirs)));
+        let mut child: Child =
+            command.spawn().map_err(|source| Error::Run { program: program.to_owned(), source })?;
+        // The command holds the other end.
+        drop(command);
+        let come = async {
+            listeners.send(&ours).map_err(Error::Hand)?;
+            ours.set_nonblocking(true).map_err(Error::Hand)?;
+            let mut ours = tokio::net::UnixStream::from_std(ours).map_err(Error::Hand)?;
+            let mut word = [0; UP.len()];
+            if ours.read_exact(&mut word).await.is_ok() && &word == UP {
+                return Ok(());
+            }
+            // It has closed it, so it ends.
+            Err(child.wait().await.map_or_else(Error::Hand, Error::Ended))
+        };
+        let outcome = tokio::time::timeout(PATIENCE, come).await.unwrap_or(Err(Error::Late));
+        match (outcome, child.id()) {
+            (Ok(()), Some(pid)) => Ok(pid),
+            (Ok(()), None) => Err(Error::Late),
+            (Err(error), _) => {
+                // It must not come up later, beside the one that is started instead.
+                drop(child.kill().await);
+                Err(error)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv4Addr;
+
+    #[test]
+    fn listeners_get_across_with_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let gateway = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let control = UnixListener::bind(dir.path().join("control.sock")).unwrap();
+        let mut listeners = Listeners::default();
+        listeners.keep(Name::Gateway, &gateway, true).unwrap();
+        listeners.keep(Name::Gateway, &gateway, true).unwrap();
+        listeners.keep(Name::Control, &control, false).unwrap();
+        let (one, other) = UnixStream::pair().unwrap();
+        listeners.send(&one).unwrap();
+        let inherited = receive(&other).unwrap();
+        assert_eq!((inherited.gateway.len(), inherited.gateway_is_ours), (2, true));
+        assert!(inherited.metrics.is_none());
+        let path = inherited.control.as_ref().unwrap().local_addr().unwrap();
+        assert_eq!(path.as_pathname(), Some(&*dir.path().join("control.sock")));
+        let address = gateway.local_addr().unwrap();
+        drop((gateway, listeners));
+        std::net::TcpStream::connect(address).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_letter_is_refused() {
+        for text in ["", "[]x", "[{\"name\":\"gateway\",\"ours\":true}]"] {
+            let (mut one, other) = UnixStream::pair().unwrap();
+            one.write_all(text.as_bytes()).unwrap();
+            drop(one);
+            assert!(receive(&other).is_err(), "{text:?}");
+        }
+        let (mut one, other) = UnixStream::pair().unwrap();
+        one.write_all(b"[]").unwrap();
+        assert!(receive(&other).unwrap().gateway.is_empty());
+    }
+}
