@@ -163,7 +163,13 @@ impl Hands {
             },
             (_, None) => StepResult::Gone("it has no process".to_owned()),
             (Action::Drain { engine, policy, deadline }, Some(client)) => {
-                drain::drain(&self.hub, *engine, &client, *policy, *deadline, purpose.capabilities).await
+                let drain =
+                    drain::drain(&self.hub, *engine, &client, *policy, *deadline, purpose.capabilities);
+                let drained = drain.await;
+                if drained == StepResult::Drained && slot.canary().is_none() {
+                    self.record_late(&slot, &client, *deadline, purpose).await;
+                }
+                drained
             }
             (Action::Call { call, deadline, .. }, Some(client)) => {
                 StepResult::Called(client.call(*call, *deadline).await)
@@ -461,6 +467,24 @@ impl Hands {
         };
         self.tell(&purpose.context, vec![probe_record(slot, purpose.probe, &result)]).await;
         step
+    }
+
+    /// Records the canary of an engine that was taken over without one (its journal was lost), before it is put to sleep:
+    /// a wake that brings its weights back wrong could not be told from a good one later. Where that fails it stays
+    /// without, as it was.
+    async fn record_late(
+        &self,
+        slot: &EngineSlot,
+        client: &vllm::Client,
+        deadline: Duration,
+        purpose: &Purpose,
+    ) {
+        let (probes, canary) = client.record_canary(deadline).await;
+        let records = probes.iter().map(|r| probe_record(slot, "canary", r)).collect();
+        if let Ok(canary) = canary {
+            slot.set_canary(canary);
+        }
+        self.tell_of_life(slot, &purpose.context, records).await;
     }
 
     async fn warm_up(

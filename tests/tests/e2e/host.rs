@@ -155,6 +155,36 @@ async fn a_damaged_journal_is_set_aside_and_said() {
     agent.stop().await;
 }
 
+/// The canary of an engine that lives on is lost with the journal: another one is recorded before the engine sleeps, or weights
+/// that come back wrong would be served from then on.
+#[tokio::test]
+async fn weights_that_come_back_wrong_are_found_after_a_lost_journal_too() {
+    let node = Setup::pair().build();
+    let agent = node.start().await;
+    agent.until_up().await;
+    let right = node.engine("A").complete(8).await.unwrap();
+    agent.kill().await;
+    for name in ["journal.db", "journal.db-wal", "journal.db-shm"] {
+        // The last two may not be there.
+        drop(fs::remove_file(node.dir().join("state").join(name)));
+    }
+    let agent = node.start().await;
+    agent.until_at("A", Tier::Awake).await;
+    agent.until_idle().await;
+    let mark = agent.mark().await;
+    agent.done(Switch::to("B").strategy(Strategy::SleepFirst)).await;
+    node.engine("A").fault("corrupt_after_wake", None, None).await;
+    drop(agent.submit(Switch::to("A")).await);
+    until("the mismatch to be told", async || {
+        agent.incident_codes(mark).await.iter().any(|code| code.as_str() == "canary_mismatch A")
+    })
+    .await;
+    agent.until_idle().await;
+    agent.run(Switch::to("A")).await;
+    assert_eq!(node.engine("A").complete(8).await.unwrap(), right);
+    agent.stop().await;
+}
+
 /// CPU time that a process has used, in clock ticks.
 fn ticks(pid: u32) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
