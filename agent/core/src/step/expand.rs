@@ -5,9 +5,10 @@ use crate::effect::ProbeKind;
 use crate::ids::{EngineId, OperationId};
 use crate::plan;
 use crate::program::Step;
+use crate::revise;
 use crate::sequence;
 use crate::spec::DrainPolicy;
-use crate::state::{Condition, Evidence};
+use crate::state::{Condition, Evidence, Operation};
 use crate::tier::Tier;
 use std::time::Duration;
 
@@ -18,7 +19,12 @@ impl Cx<'_> {
             Step::Fall { engine, tier } => Some(self.fall(id, *engine, *tier)),
             Step::Rise(engine) => Some(self.rise(*engine)),
             Step::Launch { engine, rehearse } => {
-                self.revise(*engine);
+                // Settings that came meanwhile may name devices that this operation has not: they wait for the next start.
+                let devices = revise::devices(self.node.engine(*engine));
+                let has = |op: &Operation| op.id == id && devices.iter().all(|d| op.devices.contains(d));
+                if self.node.operations.iter().any(has) {
+                    self.revise(*engine);
+                }
                 Some(self.launch(*engine, *rehearse))
             }
             Step::Kill(engine) => Some(Ok(vec![

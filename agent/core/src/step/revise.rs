@@ -25,7 +25,11 @@ impl Cx<'_> {
             let comes_back = e.retired && !retired && !e.process;
             e.retired = retired;
             e.revised = match change {
-                Change::Settings(revised) => Some(revised),
+                Change::Settings(mut revised) => {
+                    // A process is where it was started.
+                    revised.process |= revised.spec.devices != e.spec.devices;
+                    Some(revised)
+                }
                 Change::Same | Change::Retired => None,
             };
             if retired {

@@ -212,3 +212,19 @@ fn work_goes_by_names_where_the_file_orders_engines_otherwise() {
     assert_eq!(kept.clone().onto(&other(&["B", "A"])).operations.len(), 1);
     assert_eq!(kept.onto(&other(&["B", "C"])).operations.len(), 0);
 }
+
+#[test]
+fn devices_that_change_amid_a_restart_wait_for_the_next_start() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    let other = s.node.devices[0].clone();
+    s.node.devices.push(other);
+    s.command(Request::Restart { engine: A, rehearse: None, drain: Drain::default() });
+    s.ok_until(|a| matches!(a, Action::Stop { .. }));
+    let change = settings(&s, A, false, |spec| spec.devices = vec![DeviceId(1)]);
+    s.revised(vec![change]).ok_to_the_end();
+    assert_eq!(s.spec(A).devices, [GPU], "{:#?}", s.log);
+    s.serving(A);
+    s.looks(0).ok_to_the_end();
+    assert_eq!(s.spec(A).devices, [DeviceId(1)], "{:#?}", s.log);
+    s.serving(A);
+}
