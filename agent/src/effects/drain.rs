@@ -22,6 +22,34 @@ use tokio::time::Instant;
 /// Least time for the engine's own answer, however little is left.
 const LEAST: Duration = Duration::from_secs(1);
 
+/// Longest wait for requests that are on their way to an engine, which only takes as long as it takes to read them.
+const ARRIVAL: Duration = Duration::from_millis(250);
+/// The engine is asked again after this.
+const AGAIN: Duration = Duration::from_millis(5);
+
+/// Before an engine is frozen: whatever has been let through has reached it. The gate is closed, but what passed just before
+/// may still be in a socket's buffer, and would arrive at an engine that sleeps. Nobody tells of an arrival, so the engine's
+/// own count is held against the leases; not for long, since requests that only prepare something are in no count, and an
+/// answer that its client is slow to take keeps its lease.
+pub(super) async fn arrival(hub: &Hub, engine: EngineId, client: &Client) {
+    let arrived = async {
+        loop {
+            let leased = u64::from(hub.in_flight(engine));
+            if leased == 0 {
+                return;
+            }
+            let Ok(progress) = client.progress(ARRIVAL).await else { return };
+            // Without a count there is nothing to wait for.
+            let Some(running) = progress.running else { return };
+            if running + progress.waiting.unwrap_or(0) >= leased {
+                return;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    };
+    drop(tokio::time::timeout(ARRIVAL, arrived).await);
+}
+
 pub(super) async fn drain(
     hub: &Hub,
     engine: EngineId,

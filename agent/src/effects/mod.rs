@@ -28,8 +28,7 @@ use crate::journal::record::{Bytes, Outcome, Record};
 use crate::process::tree::Member;
 use crate::process::{EngineProcess, LeftAlone, LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
-use hotbunk_core::call::Call;
-use hotbunk_core::call::{CallOutcome, SleepingAnswer};
+use hotbunk_core::call::{Call, CallOutcome, Mode, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
 use hotbunk_core::event::{Event, Survey};
@@ -171,7 +170,14 @@ impl Hands {
                 }
                 drained
             }
-            (Action::Call { call, deadline, .. }, Some(client)) => {
+            (Action::Call { engine, call, deadline }, Some(client)) => {
+                let freezes = matches!(
+                    call,
+                    Call::Sleep { mode: Some(Mode::Keep), .. } | Call::Pause { mode: Mode::Keep }
+                );
+                if freezes {
+                    drain::arrival(&self.hub, *engine, &client).await;
+                }
                 StepResult::Called(client.call(*call, *deadline).await)
             }
             (Action::IsSleeping { deadline, .. }, Some(client)) => {

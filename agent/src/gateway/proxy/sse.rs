@@ -157,12 +157,18 @@ pub(super) struct Watch {
     total: Option<u64>,
     input: Option<u64>,
     output: Option<u64>,
+    over: bool,
 }
 
 impl Watch {
     /// Nothing yet.
     pub(super) fn new(face: Face) -> Self {
-        Watch { face, events: 0, total: None, input: None, output: None }
+        Watch { face, events: 0, total: None, input: None, output: None, over: false }
+    }
+
+    /// The answer is complete: what may still come is the end of the connection.
+    pub(super) fn is_over(&self) -> bool {
+        self.over
     }
 
     /// Looks at whole events. The offset of the first one that says that the engine gave the request up; it and what
@@ -170,6 +176,7 @@ impl Watch {
     pub(super) fn look(&mut self, whole: &[u8]) -> Option<usize> {
         self.events += u64::try_from(END.find_iter(whole).count()).unwrap_or(0);
         self.count(whole);
+        self.over |= says_over(self.face, whole);
         let word = word(self.face);
         word.find(whole)?;
         let gave_up =
@@ -207,6 +214,18 @@ impl Watch {
     pub(super) fn tokens(&self, prompt: u64) -> u64 {
         self.usage().unwrap_or_else(|| prompt.saturating_add(self.events))
     }
+}
+
+/// Whether a line of these whole events is the one by which an answer ends. A string of JSON has no line of its own, so no
+/// text can pass for it.
+fn says_over(face: Face, whole: &[u8]) -> bool {
+    let last: &[&[u8]] = match face {
+        Face::OpenAi => &[b"data: [DONE]"],
+        Face::Responses => &[b"event: response.completed", b"event: response.incomplete"],
+        Face::Messages => &[b"event: message_stop"],
+    };
+    let of_a_line = |found: usize| found == 0 || matches!(whole[found - 1], b'\n' | b'\r');
+    last.iter().any(|line| memchr::memmem::find_iter(whole, line).any(of_a_line))
 }
 
 /// A word without which nothing has been given up.
@@ -319,6 +338,22 @@ mod tests {
         assert!(splitter.is_between_events(), "and its end was seen");
         assert_eq!(out, text[..text.len() - 1]);
         assert_eq!(splitter.rest(), "z");
+    }
+
+    #[test]
+    fn an_answer_is_over_with_the_line_that_says_so() {
+        let over = |face, text: &[u8]| {
+            let mut watch = Watch::new(face);
+            watch.look(text);
+            watch.is_over()
+        };
+        assert!(over(Face::OpenAi, b"data: {\"a\":1}\n\ndata: [DONE]\n\n"));
+        assert!(over(Face::OpenAi, b"data: [DONE]\r\n\r\n"));
+        assert!(!over(Face::OpenAi, b"data: {\"text\":\"data: [DONE]\"}\n\n"));
+        assert!(over(Face::Responses, b"event: response.completed\ndata: {}\n\n"));
+        assert!(!over(Face::Responses, b"data: {\"text\":\"event: response.completed\"}\n\n"));
+        assert!(over(Face::Messages, b"event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n"));
+        assert!(!over(Face::Messages, b"event: message_delta\ndata: {}\n\n"));
     }
 
     proptest! {

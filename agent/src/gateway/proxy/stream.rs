@@ -46,6 +46,15 @@ enum Phase {
     Over,
 }
 
+/// How a complete answer has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// The engine has ended it: its connection may be used again.
+    Whole,
+    /// Its last event has come, and then something else than its end.
+    Early,
+}
+
 type Opening = dyn Future<Output = (Box<Job>, Result<Live, Cut>)>;
 
 /// See the module.
@@ -157,20 +166,29 @@ impl Stream {
     fn poll_live(&mut self, cx: &mut Context<'_>) -> Poll<Option<Frame<Bytes>>> {
         let Phase::Live(live) = &mut self.phase else { return Poll::Ready(None) };
         if let Poll::Ready(why) = live.leased.poll_aborted(cx) {
-            self.aborted(why);
+            // Whoever has all of its answer need not hear that somebody wanted it ended.
+            if live.watch.is_over() {
+                self.finish(Ended::Early)
+            } else {
+                self.aborted(why)
+            }
             return Poll::Ready(None);
         }
         loop {
             let Poll::Ready(next) = Pin::new(&mut live.incoming).poll_frame(cx) else { break };
             let frame = match next {
                 Some(Ok(frame)) => frame,
+                Some(Err(_)) if live.watch.is_over() => {
+                    self.finish(Ended::Early);
+                    return Poll::Ready(None);
+                }
                 Some(Err(error)) => {
                     tracing::debug!(engine = live.leased.lease.engine().0, %error, "a stream broke off");
                     self.fail(&ended(Aborted::Died));
                     return Poll::Ready(None);
                 }
                 None => {
-                    self.finish();
+                    self.finish(Ended::Whole);
                     return Poll::Ready(None);
                 }
             };
@@ -269,13 +287,15 @@ impl Stream {
         };
     }
 
-    /// The engine has ended the stream.
-    fn finish(&mut self) {
+    /// The answer is complete.
+    fn finish(&mut self, ended: Ended) {
         let Phase::Live(live) = std::mem::replace(&mut self.phase, Phase::Last(self.splitter.rest())) else {
             return;
         };
         let Live { leased, connection, watch, prompt_tokens, target, pool, .. } = *live;
-        pool.put(connection);
+        if ended == Ended::Whole {
+            pool.put(connection);
+        }
         leased.lease.settle(watch.tokens(prompt_tokens));
         if target.inference {
             leased.lease.finished();

@@ -169,6 +169,27 @@ async fn a_plain_request_that_was_ended_is_sent_again_once() {
     desk.until_empty().await;
 }
 
+/// Whoever has all of its answer is not told that it was ended.
+#[tokio::test]
+async fn a_stream_that_is_over_but_for_its_end_was_not_ended() {
+    let desk = Desk::usual().await;
+    for died in [false, true] {
+        let answer = desk.ask(&completion("org/A", true));
+        let mut call = desk.a.call().await;
+        call.begin_stream().await;
+        call.chunk("data: 1\n\ndata: [DONE]\n\n").await;
+        let mut events = Events::of(answer.await.unwrap());
+        events.until("data: [DONE]\n\n").await;
+        if died {
+            drop(call);
+        } else {
+            desk.hub.abort(A);
+        }
+        assert_eq!(events.end().await, "data: 1\n\ndata: [DONE]\n\n");
+        desk.until_empty().await;
+    }
+}
+
 /// vLLM answers 200 and `finish_reason: "abort"`; that is no success.
 #[tokio::test]
 async fn a_plain_answer_that_says_abort_is_none() {
