@@ -286,10 +286,15 @@ async fn an_engine_that_runs_already_when_the_agent_comes_up_waits_to_be_adopted
     };
     until("it to wait for its port", async || waits(&agent).await).await;
     agent.until_at("B", Tier::Level1).await;
-    let mark = agent.mark().await;
     // Its memory may have been seen first, and that there is no room beside it.
-    let told: Vec<_> = agent.incidents(0).await.into_iter().filter(|i| i.code == "start_failed").collect();
+    let told = async || -> Vec<_> {
+        agent.incidents(0).await.into_iter().filter(|i| i.code == "start_failed").collect()
+    };
+    // What a status shows is on its way into the journal.
+    until("it to be said", async || !told().await.is_empty()).await;
+    let told = told().await;
     assert_eq!(told.len(), 1, "{told:#?}");
+    let mark = agent.mark().await;
     for word in ["`ctl adopt A`".to_owned(), format!("process {}", server.pid())] {
         assert!(told[0].message.contains(&word), "{told:#?}");
     }
