@@ -262,21 +262,36 @@ pub(crate) struct Signals {
     terminate: Signal,
     leave: Signal,
     upgrade: Signal,
+    hangup: Option<Signal>,
 }
 
 impl Signals {
+    /// SIGHUP is left to the caller.
     pub(crate) fn new() -> std::io::Result<Self> {
         Ok(Signals {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
             leave: signal(SignalKind::user_defined1())?,
             upgrade: signal(SignalKind::user_defined2())?,
+            hangup: None,
         })
+    }
+
+    /// SIGHUP among them: what belongs to a terminal ends with it.
+    pub(crate) fn of_a_terminal() -> std::io::Result<Self> {
+        Ok(Signals { hangup: Some(signal(SignalKind::hangup())?), ..Signals::new()? })
     }
 
     /// The next one's name.
     pub(crate) async fn next(&mut self) -> &'static str {
+        let hung_up = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
+            _ = hung_up => "SIGHUP",
             _ = self.interrupt.recv() => "SIGINT",
             _ = self.terminate.recv() => "SIGTERM",
             _ = self.leave.recv() => LEAVE,

@@ -117,7 +117,7 @@ pub fn main(args: DemoArgs) -> ExitCode {
 }
 
 async fn demo(args: DemoArgs) -> anyhow::Result<Code> {
-    let mut signals = run::Signals::new().context("signals cannot be received")?;
+    let mut signals = run::Signals::of_a_terminal().context("signals cannot be received")?;
     let engine_speed = if args.plan == Plan::Handoffs { START_SPEED } else { args.speed };
     let setup = setup::Setup::make(&args, engine_speed)?;
     let facts = Facts::of_this_machine();

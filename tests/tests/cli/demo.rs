@@ -43,16 +43,19 @@ async fn the_demo_passes_and_leaves_a_report_and_nothing_else() {
     assert_eq!(living(dir.path()), []);
 }
 
+/// Ctrl-C, and the end of the terminal.
 #[tokio::test]
 async fn an_interrupted_demo_stops_its_engines() {
-    let dir = tempfile::tempdir().unwrap();
-    let mut child = demo(dir.path(), &[]);
-    let engines = || living(dir.path()).into_iter().filter(|p| p.command.contains("sim-engine")).count();
-    until("an engine to run", async || engines() > 0).await;
-    signal(child.id().unwrap(), Signal::INT);
-    let status = child.wait().await.unwrap();
-    assert_eq!(status.code(), code(ExitCode::Interrupted));
-    assert_eq!(living(dir.path()), []);
+    for end in [Signal::INT, Signal::HUP] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut child = demo(dir.path(), &[]);
+        let engines = || living(dir.path()).into_iter().filter(|p| p.command.contains("sim-engine")).count();
+        until("an engine to run", async || engines() > 0).await;
+        signal(child.id().unwrap(), end);
+        let status = child.wait().await.unwrap();
+        assert_eq!(status.code(), code(ExitCode::Interrupted));
+        assert_eq!(living(dir.path()), []);
+    }
 }
 
 /// What a newcomer pastes works as it is printed, and the second line switches to the other model.
