@@ -121,7 +121,7 @@ pub fn recycle_now(node: &Node) -> Option<EngineId> {
             && e.condition == Condition::Settled
             && !e.frozen
             && node.ids().filter(on_its_devices).all(|other| is_idle(node, other))
-            && revise::room_to_start(node, *id).is_ok()
+            && revise::can_start(node, *id).is_ok()
     })
 }
 

@@ -54,6 +54,13 @@ impl Retry {
         self.not_before = now + doubled.max(took).min(RETRY_MOST);
     }
 
+    /// It was refused, or over, the moment it was begun: not again in the same breath, unless it waits already.
+    pub fn not_at_once(&mut self, now: Moment) {
+        if self.not_before <= now {
+            self.failed(Duration::ZERO, now);
+        }
+    }
+
     /// Whether its engine should rather be ended and started than be asked again.
     pub fn is_hopeless(&self) -> bool {
         self.own >= BROKEN

@@ -87,7 +87,7 @@ pub(crate) fn put_in_force(engine: &mut Engine) {
 ///
 /// # Errors
 /// Why not: no evidence, or no room.
-pub(crate) fn room_to_start(node: &Node, id: EngineId) -> Result<(), Refusal> {
+pub(crate) fn can_start(node: &Node, id: EngineId) -> Result<(), Refusal> {
     let e = node.engine(id);
     if !e.revised.as_ref().is_some_and(|revised| revised.process) {
         return room(node, id);

@@ -20,7 +20,7 @@ mod tests;
 pub use after::after;
 pub use cost::{enter_cost, leave_cost};
 pub use explain::{Faster, faster};
-pub(crate) use start::room_to_start;
+pub(crate) use start::make_room_to_start;
 
 use crate::event::Request;
 use crate::ids::{DeviceId, EngineId};

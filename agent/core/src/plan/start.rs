@@ -14,7 +14,7 @@ use crate::state::{Condition, Node};
 use crate::tier::Tier;
 
 /// The falls that make room to start an engine, in order; none where there is room.
-pub(crate) fn room_to_start(node: &Node, id: EngineId) -> Result<Vec<Step>, Refusal> {
+pub(crate) fn make_room_to_start(node: &Node, id: EngineId) -> Result<Vec<Step>, Refusal> {
     let Some(need) = ledger::start_need(node.engine(id)) else { return Ok(Vec::new()) };
     let mut others: Vec<EngineId> = node.ids().filter(|other| *other != id && may_go(node, *other)).collect();
     others.sort_by_key(|other| goes_first(node, *other));

@@ -416,9 +416,9 @@ impl Cx<'_> {
         let mut steps = Vec::new();
         if by == By::Agent {
             plan::evidence(self.node, &e.spec.devices)?;
-            steps = plan::room_to_start(self.node, id)?;
+            steps = plan::make_room_to_start(self.node, id)?;
         } else {
-            revise::room_to_start(self.node, id)?;
+            revise::can_start(self.node, id)?;
         }
         let rest = self.node.engine(id).spec.rest;
         let awake = match self.one_more_may_be_awake(id) {
@@ -442,7 +442,7 @@ impl Cx<'_> {
             // What a stop has left: it comes back as a start would.
             self.one_more_may_be_awake(id)?;
         }
-        revise::room_to_start(self.node, id)?;
+        revise::can_start(self.node, id)?;
         let mut steps = vec![
             Step::Fall { engine: id, tier: Tier::Stopped },
             Step::Launch { engine: id, rehearse: rehearse.unwrap_or(e.spec.rehearse) },

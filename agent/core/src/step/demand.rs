@@ -13,7 +13,6 @@ use crate::state::{Condition, Drift, Operation, Stage};
 use crate::surplus;
 use crate::tier::Tier;
 use crate::time::Moment;
-use std::time::Duration;
 
 impl Cx<'_> {
     /// What is held for an engine has changed.
@@ -67,16 +66,22 @@ impl Cx<'_> {
     pub(super) fn next_turn(&mut self) -> bool {
         let waiting = demand::waiting(self.node, self.now);
         let Some(to) = fairness::next(&waiting, self.now) else { return false };
-        let id = self.node.number();
         let request = Request::Switch { to, strategy: None, leave: None, drain: Drain::default() };
-        self.begin(id, request, By::Gateway);
-        let begun = self.op(id).is_some();
-        // Refused, or over at once: not again in the same breath.
-        if !begun && !self.node.engine(to).is_serving() && self.node.engine(to).retry.not_before <= self.now {
-            let now = self.now;
-            self.node.engine_mut(to).retry.failed(Duration::ZERO, now);
+        let begun = self.attempt(request, By::Gateway);
+        let now = self.now;
+        let e = self.node.engine_mut(to);
+        if !begun && !e.is_serving() {
+            e.retry.not_at_once(now);
         }
         true
+    }
+
+    /// Begins what nobody commands at this moment; `false` where it was refused, or over at once. Something then has to keep
+    /// it from being tried again in the same breath.
+    fn attempt(&mut self, request: Request, by: By) -> bool {
+        let id = self.node.number();
+        self.begin(id, request, by);
+        self.op(id).is_some()
     }
 
     /// Lets an engine fall that nobody has used for long.
@@ -87,22 +92,18 @@ impl Cx<'_> {
         // Until the fall has ended well, the ladder does not begin it again.
         self.node.engine_mut(engine).ladder_from = now;
         let drain = Drain { policy: Some(DrainPolicy::Wait), deadline: None };
-        let id = self.node.number();
-        self.begin(id, Request::Sleep { engine, tier: Some(tier), drain }, By::Agent);
+        self.attempt(Request::Sleep { engine, tier: Some(tier), drain }, By::Agent);
     }
 
     /// Lets an engine fall that is one too many awake; `false` where there is none to be taken now.
     pub(super) fn one_less_awake(&mut self) -> bool {
         let Some((engine, tier)) = surplus::due(self.node, self.now) else { return false };
         let drain = Drain { policy: Some(DrainPolicy::Wait), deadline: None };
-        let id = self.node.number();
-        self.begin(id, Request::Sleep { engine, tier: Some(tier), drain }, By::Agent);
+        let begun = self.attempt(Request::Sleep { engine, tier: Some(tier), drain }, By::Agent);
         let now = self.now;
-        let begun = self.op(id).is_some();
         let e = self.node.engine_mut(engine);
-        // Refused: not again in the same breath.
-        if !begun && e.tier == Tier::Awake && e.fall_retry.not_before <= now {
-            e.fall_retry.failed(Duration::ZERO, now);
+        if !begun && e.tier == Tier::Awake {
+            e.fall_retry.not_at_once(now);
         }
         true
     }
@@ -110,13 +111,11 @@ impl Cx<'_> {
     /// Wakes an engine that a failed operation has left asleep; `false` where there is none to be woken now.
     pub(super) fn one_comes_back(&mut self) -> bool {
         let Some(engine) = comeback::due(self.node, self.now) else { return false };
-        let id = self.node.number();
-        self.begin(id, Request::Wake(engine), By::Agent);
+        let begun = self.attempt(Request::Wake(engine), By::Agent);
         let now = self.now;
-        let begun = self.op(id).is_some();
         let e = self.node.engine_mut(engine);
-        if !begun && e.tier != Tier::Awake && e.retry.not_before <= now {
-            e.retry.failed(Duration::ZERO, now);
+        if !begun && e.tier != Tier::Awake {
+            e.retry.not_at_once(now);
         }
         true
     }
@@ -129,10 +128,11 @@ impl Cx<'_> {
         let pressed = demand::presses(self.node, engine);
         let e = self.node.engine_mut(engine);
         let comeback = op.by == By::Agent && matches!(op.request, Request::Wake(_));
+        let brings_awake = comeback || op.by == By::Gateway;
         match op.by {
             // Given up because nobody wants it any more: whoever comes next is no repetition.
             By::Gateway if cancelled && e.demand.held == 0 => {}
-            By::Gateway | By::Agent if op.failure.is_some() && (comeback || op.by == By::Gateway) => {
+            _ if brings_awake && op.failure.is_some() => {
                 // It is wanted as before.
                 e.wanted_awake |= comeback;
                 let own =

@@ -75,7 +75,7 @@ impl Cx<'_> {
                     Condition::Backoff(at) => at <= now,
                     Condition::NoRoom => {
                         plan::evidence(node, &node.engine(id).spec.devices).is_ok()
-                            && plan::room_to_start(node, id).is_ok()
+                            && plan::make_room_to_start(node, id).is_ok()
                     }
                     _ => false,
                 }
