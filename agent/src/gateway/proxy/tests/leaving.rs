@@ -1,6 +1,7 @@
 //! A gateway that goes: nobody is cut off who can be answered, and nobody waits for it in vain.
 
 use super::*;
+use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
 
 /// A request as it stands on the wire.
@@ -136,6 +137,36 @@ async fn who_is_here_is_served_once_more_and_who_is_silent_is_not_waited_for() {
         is_closed(socket).await;
     }
     patient("the end", leaving).await.unwrap().stop().await;
+}
+
+#[tokio::test]
+async fn who_reads_slowly_gets_all_of_the_answer() {
+    let desk = Desk::usual().await;
+    let mut slow = Vec::new();
+    // Some of these fit into what the kernel keeps, some into what the gateway keeps besides, some into neither.
+    for size in [100_000, 3_000_000, 4_000_000, 5_000_000] {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(2048).unwrap();
+        let mut socket = socket.connect(desk.gateway.address()).await.unwrap();
+        socket.write_all(wire("org/A", false).as_bytes()).await.unwrap();
+        let mut call = desk.a.call().await;
+        let text = json!({ "x": "y".repeat(size) }).to_string();
+        slow.push((socket, text.clone()));
+        tokio::spawn(async move { call.json(&text).await });
+    }
+    let silent = desk.raw().await;
+    assert_eq!(desk.http.get(desk.url("/health")).send().await.unwrap().status(), 200);
+    let Desk { hub, gateway, a, .. } = desk;
+    let leaving = leave(&hub, gateway);
+    // Whoever has nothing more to get is gone by then.
+    is_closed(silent).await;
+    for (mut socket, text) in slow {
+        let mut answer = Vec::new();
+        patient("all of it", socket.read_to_end(&mut answer)).await.unwrap();
+        assert!(answer.ends_with(format!("\r\n\r\n{text}").as_bytes()), "{} of {}", answer.len(), text.len());
+    }
+    patient("the end", leaving).await.unwrap().stop().await;
+    drop(a);
 }
 
 #[tokio::test]
