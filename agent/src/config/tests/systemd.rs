@@ -98,3 +98,13 @@ fn the_sockets_are_those_of_the_configuration_by_the_names_that_the_agent_knows(
         "sockets of living engines' shims lie there"
     );
 }
+
+/// Under any user but root the client has to be told.
+#[test]
+fn a_cycle_s_client_is_told_where_the_agent_is() {
+    assert_eq!(
+        value(&unit("hotbunk-cycle@.service"), "Environment"),
+        "HOTBUNK_SOCKET=/run/hotbunk/control.sock"
+    );
+    assert_eq!(value(&unit("hotbunk-agent-control.socket"), "ListenStream"), "/run/hotbunk/control.sock");
+}
