@@ -59,12 +59,16 @@ async fn a_restart_that_leaves_the_engines_costs_no_client_anything() {
     let node = Installed::started(LEAVE).await;
     let (pids, main) = (node.pids().await, node.main_pid().await);
     let reference = node.model("A").complete(60).await.expect("an answer");
+    // What an engine keeps in /tmp is its own, and nobody else's.
+    let tmp = format!("/proc/{}/root/tmp", pids["A"]);
+    node.machine.sh(&format!("echo kept >{tmp}/file && [ ! -e /tmp/file ]")).await;
     node.engine("A").pace(10.0).await;
     let mut stream = node.model("A").stream(60).await;
     stream.until(2).await;
     let client = Client::of(node.model("A"));
     client.gets(2).await;
     node.machine.sh("systemctl restart hotbunk-agent").await;
+    assert_eq!(node.machine.sh(&format!("cat {tmp}/file && echo more >{tmp}/another")).await, "kept");
     assert_eq!(stream.end().await, (reference, "length".to_owned()));
     client.gets(3).await;
     all_told(&client.end().await);
@@ -183,6 +187,7 @@ async fn a_successor_is_the_service_from_then_on() {
     assert_eq!(node.pids().await, pids);
     node.machine.sh("systemctl reload hotbunk-agent").await;
     assert_eq!(node.machine.sh(&format!("ps -o ppid= -p {second}")).await.trim(), "1");
+    assert_eq!(node.machine.sh(&format!("readlink /proc/{second}/exe")).await, "/usr/bin/hotbunk-agent");
     assert!(!node.journal().await.contains("reception only permitted"), "{}", node.journal().await);
 
     node.machine.sh(&format!("kill -9 {second}")).await;
@@ -235,11 +240,13 @@ async fn an_upgrade_to_something_that_is_no_good_is_refused() {
         .await;
     node.is(&format!("ActiveState=active MainPID={main}")).await;
     node.model("B").serves().await;
-    // A restart is refused by the same file before the agent is asked anything, and clients wait.
+    // A restart has ended the agent before the file is looked at. It is not tried again and again: that needs somebody.
     let restarted = node.machine.run("systemctl restart hotbunk-agent", "").await;
     assert_ne!(restarted.code, Some(0));
+    node.is("ActiveState=failed ExecMainStatus=7 NRestarts=0").await;
+    assert!(node.journal().await.contains("port 8101 is the engine A's already"));
     node.machine.write(CONFIG, &good).await;
-    node.machine.sh("systemctl restart hotbunk-agent").await;
+    node.machine.sh("systemctl start hotbunk-agent").await;
     node.settled("A").await;
 }
 

@@ -42,6 +42,9 @@ async fn it_is_installed_started_and_stopped_as_readme_says() {
     }
     assert_eq!(node.pids().await, pids);
 
+    // systemd itself may be upgraded.
+    node.machine.sh("systemctl daemon-reexec").await;
+    node.is(&format!("ActiveState=active MainPID={main} NRestarts=0")).await;
     node.machine.sh("systemctl stop hotbunk-agent.socket hotbunk-agent").await;
     node.is("ActiveState=inactive Result=success").await;
     assert_eq!((node.members().await, node.living("sim-engine")), (Vec::new(), Vec::new()));
