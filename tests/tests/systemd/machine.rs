@@ -5,6 +5,7 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -24,8 +25,9 @@ pub(crate) struct Machine {
     /// Closed, it is the end of the machine.
     words: Option<ChildStdin>,
     said: BufReader<ChildStdout>,
-    log: PathBuf,
-    _dir: TempDir,
+    console: File,
+    /// Its keeper removes it, whatever becomes of the test.
+    _disk: TempDir,
     init: u32,
 }
 
@@ -37,26 +39,24 @@ impl Machine {
         assert_possible(cgroups.as_deref());
         let born = BORN.fetch_add(1, Ordering::Relaxed);
         let group = cgroups.unwrap_or_default().join(format!("hotbunk-tests-{}-{born}", std::process::id()));
-        let dir = tempfile::Builder::new().prefix("hb-machine").tempdir().expect("a directory");
-        let (disk, log) = (dir.path().join("disk"), dir.path().join("console"));
-        fs::create_dir(&disk).expect("a directory");
-        let console = File::create(&log).expect("a file");
+        let disk = tempfile::Builder::new().prefix("hb-machine").tempdir().expect("a directory");
+        let console = tempfile::tempfile().expect("a file");
         let mut keeper = Command::new("unshare")
             .args(["--mount", "--propagation", "private", "--", "sh"])
             .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/systemd/boot.sh"))
             .arg("keep")
-            .args([&disk, &group])
+            .args([disk.path(), &group])
             .args([sources(), programs()])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(console)
+            .stderr(console.try_clone().expect("a descriptor"))
             // What interrupts the test at a terminal must not interrupt the cleaning up.
             .process_group(0)
             .spawn()
             .expect("unshare can be run");
         let words = keeper.stdin.take();
         let said = BufReader::new(keeper.stdout.take().expect("its output"));
-        let mut machine = Machine { keeper, words, said, log, _dir: dir, init: 0 };
+        let mut machine = Machine { keeper, words, said, console, _disk: disk, init: 0 };
         machine.start().await;
         machine
     }
@@ -96,7 +96,9 @@ impl Machine {
 
     /// What it said while it had no log yet.
     fn console(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
+        let mut text = vec![0; 1 << 16];
+        let read = self.console.read_at(&mut text, 0).unwrap_or_default();
+        String::from_utf8_lossy(&text[..read]).into_owned()
     }
 
     /// Runs a script there as root, in the folder of the sources.

@@ -78,6 +78,12 @@ async fn a_restart_that_leaves_the_engines_costs_no_client_anything() {
     assert_eq!(node.pids().await, pids);
     node.model("B").serves().await;
 
+    // The same by a signal: it goes, and systemd starts the next one.
+    node.machine.sh("systemctl kill --kill-whom=main --signal=SIGUSR1 hotbunk-agent").await;
+    until("another agent", async || node.show("NRestarts").await == "1").await;
+    node.settled("B").await;
+    assert_eq!(node.pids().await, pids);
+
     // Stopped for good, they serve on without it; the next one has them again.
     node.machine.sh("systemctl stop hotbunk-agent.socket hotbunk-agent").await;
     node.is("ActiveState=inactive Result=success").await;
@@ -131,17 +137,22 @@ async fn a_killed_agent_is_followed_by_one_that_takes_over() {
     assert_eq!((node.members().await, node.living("sim-engine")), (Vec::new(), Vec::new()));
 }
 
+/// Installed and started, with a watchdog that waits for less time.
+async fn watched() -> Installed {
+    let node = Installed::with("").await;
+    node.machine.sh("mkdir -p /etc/systemd/system/hotbunk-agent.service.d").await;
+    let shorter = "[Service]\nWatchdogSec=3s\nLimitCORE=0\n";
+    node.machine.write("/etc/systemd/system/hotbunk-agent.service.d/watchdog.conf", shorter).await;
+    node.machine.sh("systemctl daemon-reload").await;
+    node.start().await;
+    node
+}
+
 /// One that hangs is ended by the unit's watchdog and followed by another; one that works feeds it.
 #[tokio::test]
 #[ignore = "boots systemd in namespaces: needs root, overlayfs and cgroup 2"]
 async fn the_watchdog_ends_an_agent_that_hangs() {
-    let node = Installed::with("").await;
-    // The same in less time. A debug program is killed without the core that a release one would leave.
-    let shorter = "[Service]\nWatchdogSec=3s\nLimitCORE=0\n";
-    node.machine.sh("mkdir -p /etc/systemd/system/hotbunk-agent.service.d").await;
-    node.machine.write("/etc/systemd/system/hotbunk-agent.service.d/watchdog.conf", shorter).await;
-    node.machine.sh("systemctl daemon-reload").await;
-    node.start().await;
+    let node = watched().await;
     let (pids, main) = (node.pids().await, node.main_pid().await);
     let mut fed = node.show("WatchdogTimestampMonotonic").await;
     for _ in 0..5 {
@@ -224,6 +235,37 @@ async fn a_successor_that_dies_early_is_followed_by_another() {
     assert_eq!(stream.end().await, (reference, "length".to_owned()));
     node.model("B").serves().await;
     assert!(!node.journal().await.contains("not our child"));
+}
+
+/// A successor may take its time: the watchdog is fed until it is the service, and by it from then on.
+#[tokio::test]
+#[ignore = "boots systemd in namespaces: needs root, overlayfs and cgroup 2"]
+async fn the_watchdog_waits_for_a_slow_successor() {
+    let node = watched().await;
+    let (pids, main) = (node.pids().await, node.main_pid().await);
+    node.machine.sh("mv /usr/bin/hotbunk-agent /usr/bin/hotbunk-agent.real").await;
+    let slow = "#!/bin/sh\n[ \"$1\" = run ] && sleep 7\nexec /usr/bin/hotbunk-agent.real \"$@\"\n";
+    node.machine.write("/usr/bin/hotbunk-agent", slow).await;
+    node.machine.sh("chmod 755 /usr/bin/hotbunk-agent").await;
+    node.machine.sh("systemctl kill --kill-whom=main --signal=SIGUSR2 hotbunk-agent").await;
+    // Whoever comes meanwhile waits.
+    until("the old one to have let go", async || {
+        node.journal().await.contains("handed over to the next agent")
+    })
+    .await;
+    node.model("A").serves().await;
+    until("the successor to be the service", async || node.main_pid().await != main).await;
+    let second = node.main_pid().await;
+    let mut fed = node.show("WatchdogTimestampMonotonic").await;
+    for _ in 0..5 {
+        until("the watchdog to be fed", async || {
+            let last = std::mem::replace(&mut fed, node.show("WatchdogTimestampMonotonic").await);
+            last != fed
+        })
+        .await;
+    }
+    node.is(&format!("ActiveState=active MainPID={second} NRestarts=0")).await;
+    assert_eq!(node.pids().await, pids);
 }
 
 /// A program or a file that is no good changes nothing, and the journal says so.

@@ -66,4 +66,7 @@ async fn an_engine_that_is_killed_is_no_end_of_the_service() {
     ))
     .await;
     node.model("A").serves().await;
+    // The group of the one that was killed is gone with it.
+    let groups = node.machine.sh("ls -d /sys/fs/cgroup/system.slice/hotbunk-agent.service/hotbunk/*/").await;
+    assert_eq!(groups.lines().count(), 2, "{groups}");
 }

@@ -42,6 +42,16 @@ async fn it_is_installed_started_and_stopped_as_readme_says() {
     }
     assert_eq!(node.pids().await, pids);
 
+    // Who may operate it: root, and its own user, who has to say where.
+    let by = |user: &str| {
+        format!(
+            "setpriv --reuid={user} --clear-groups --regid={user} hotbunk-ctl --socket /run/hotbunk/control.sock status"
+        )
+    };
+    assert_eq!(node.machine.run(&by("hotbunk"), "").await.code, Some(0));
+    let refused = node.machine.run(&by("daemon"), "").await;
+    assert_eq!(refused.code, Some(9), "{refused:?}");
+
     // systemd itself may be upgraded.
     node.machine.sh("systemctl daemon-reexec").await;
     node.is(&format!("ActiveState=active MainPID={main} NRestarts=0")).await;
