@@ -19,21 +19,23 @@
 
 use crate::gateway::proxy::{Going, Takes};
 use crate::inherited::{Inherited, Name};
+use crate::orphan::Orphan;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, Interest};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 
 /// The argument by which a successor knows what its standard input is. Its value is the program's path, which a program
 /// that has been replaced cannot find out.
@@ -48,6 +50,8 @@ const UP: &[u8; 3] = b"up\n";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a check of the configuration may take.
 const CHECK: Duration = Duration::from_secs(30);
+/// How long the end of one that ends is waited for.
+const ENDING: Duration = Duration::from_secs(10);
 
 /// Why there is no successor.
 #[derive(Debug, thiserror::Error)]
@@ -71,8 +75,8 @@ pub enum Error {
         said: String,
     },
     /// It ended.
-    #[error("the next agent ended before it served ({0}); its last lines say why")]
-    Ended(ExitStatus),
+    #[error("the next agent ended before it served; its last lines say why")]
+    Ended,
     /// It does not come up.
     #[error("the next agent did not serve within {} s", PATIENCE.as_secs())]
     Late,
@@ -306,14 +310,14 @@ impl Plan {
 
     async fn start_program(&self, program: &Path, listeners: &Listeners) -> Result<Next, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::Hand)?;
-        let mut command = Command::new(program);
-        command.args(["run", "--config"]).arg(&self.config).args(&self.args).arg(FLAG).arg(&self.program);
+        let mut words: Vec<OsString> =
+            [program.as_os_str(), "run".as_ref(), "--config".as_ref()].map(Into::into).into();
+        words.push(self.config.clone().into());
+        words.extend(self.args.iter().map(OsString::from));
+        words.extend([FLAG.into(), self.program.clone().into()]);
         // The watchdog of the unit is the successor's from now on, whatever its pid.
-        command.env_remove("WATCHDOG_PID").stdin(Stdio::from(OwnedFd::from(theirs)));
-        let mut child: Child =
-            command.spawn().map_err(|source| Error::Run { program: program.to_owned(), source })?;
-        // The command holds the other end.
-        drop(command);
+        let next = Orphan::start(&words, theirs.into(), "WATCHDOG_PID").await;
+        let next = next.map_err(|source| Error::Run { program: program.to_owned(), source })?;
         let come = async {
             listeners.send(&ours).map_err(Error::Hand)?;
             ours.set_nonblocking(true).map_err(Error::Hand)?;
@@ -323,18 +327,15 @@ impl Plan {
                 return Ok(ours);
             }
             // It has closed it, so it ends.
-            Err(child.wait().await.map_or_else(Error::Hand, Error::Ended))
+            next.ended(ENDING).await.map_err(Error::Hand)?;
+            Err(Error::Ended)
         };
         let outcome = tokio::time::timeout(PATIENCE, come).await.unwrap_or(Err(Error::Late));
-        match (outcome, child.id()) {
-            (Ok(stream), Some(pid)) => Ok(Next { pid, stream }),
-            (Ok(_), None) => Err(Error::Late),
-            (Err(error), _) => {
-                // It must not come up later, beside the one that is started instead.
-                drop(child.kill().await);
-                Err(error)
-            }
+        if outcome.is_err() {
+            // It must not come up later, beside the one that is started instead.
+            next.kill(ENDING).await;
         }
+        outcome.map(|stream| Next { pid: next.pid(), stream })
     }
 }
 
