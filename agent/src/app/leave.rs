@@ -13,6 +13,7 @@
 //! its hands did then would be done to the engines of another.
 
 use super::App;
+use crate::adopt::Finishing;
 use crate::clock;
 use crate::cycle::Shown;
 use crate::gateway::Hub;
@@ -32,6 +33,8 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 impl App {
     /// Goes, and leaves the engines where they are. Operations and answers that are under way end side by side.
     pub(super) async fn leave(mut self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
+        // What is on its way out is the next agent's to end.
+        self.finishing = Finishing::default();
         self.hub.leave();
         let mut gateway = self.gateway.take();
         let config = self.config.get();
@@ -86,6 +89,7 @@ impl App {
         hurry: impl Future<Output = ()>,
     ) -> Result<(), Error> {
         let mut hurry = pin!(hurry);
+        self.finishing = Finishing::default();
         let run = self.cycles.give_up();
         let grace = self.config.get().node.shutdown_grace;
         tokio::select! {
