@@ -3,36 +3,19 @@
 use crate::agent::Agent;
 use crate::binaries::agent_binary;
 use crate::engine::Engine;
+use crate::ports::free_port;
 use crate::processes::{self, Process};
 use crate::wait::PATIENCE;
 use hotbunk_sim::ledger::{DeviceLedger, LedgerHeader, Owner};
 use hotbunk_sim::profile::{EngineProfile, Profile};
-use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
-use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// By how much less host memory the simulated engines take.
 const HOST_SCALE: u64 = 4096;
 const MIB: u64 = 1 << 20;
-
-/// A port that is free now.
-///
-/// # Panics
-/// There is none.
-pub fn free_port() -> u16 {
-    // The kernel may give a port that was free before once more: one node must not have it twice.
-    static GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
-    loop {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
-        let port = listener.local_addr().expect("its address").port();
-        if GIVEN.lock().unwrap_or_else(PoisonError::into_inner).insert(port) {
-            return port;
-        }
-    }
-}
 
 /// An engine in the making.
 #[derive(Debug, Clone)]

@@ -18,6 +18,7 @@ mod arrange;
 pub mod changes;
 mod check;
 pub mod checked;
+pub mod client_ports;
 mod cron;
 mod current;
 pub mod cycle_plan;

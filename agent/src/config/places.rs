@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use super::client_ports::ClientPorts;
 use hotbunk_core::capability::Version;
 
 /// The configuration file that is read where none is named.
@@ -24,6 +25,8 @@ pub struct Facts {
     pub runtime_dir: PathBuf,
     /// The vLLM release that is going to run, where somebody says; `None` judges for every release.
     pub vllm: Option<Version>,
+    /// Ports that the kernel gives to outgoing connections.
+    pub client_ports: ClientPorts,
 }
 
 impl Default for Facts {
@@ -35,12 +38,13 @@ impl Default for Facts {
             state_dir: PathBuf::from("/var/lib/hotbunk"),
             runtime_dir: PathBuf::from("/run/hotbunk"),
             vllm: None,
+            client_ports: ClientPorts::default(),
         }
     }
 }
 
 impl Facts {
-    /// This process's places, and the memory of this machine.
+    /// This process's places, and the memory and ports of this machine.
     pub fn of_this_machine() -> Self {
         let env = |name: &str| std::env::var_os(name);
         let is_root = rustix::process::geteuid().is_root();
@@ -52,6 +56,7 @@ impl Facts {
             state_dir,
             runtime_dir,
             vllm: None,
+            client_ports: ClientPorts::of_this_machine(),
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use super::DemoArgs;
 use crate::clock;
+use crate::config::client_ports::ClientPorts;
 use anyhow::Context;
 use hotbunk_sim::ledger::{DeviceLedger, LedgerHeader};
 use hotbunk_sim::profile::{EngineProfile, Profile};
@@ -92,6 +93,7 @@ fn text(
     let exe = std::env::current_exe().context("the agent's own program cannot be found")?;
     let quote = |text: &str| toml::Value::String(text.to_owned()).to_string();
     let path = |path: &Path| quote(&path.to_string_lossy());
+    let mut ports = FreePorts::new();
     let mut text = format!(
         "# Written by `hotbunk-agent demo`; `hotbunk-agent run --config` of this file works as well.\n\
          [node]\n\
@@ -111,14 +113,14 @@ fn text(
          ledger = {}\n",
         path(&dir.join("state")),
         path(sockets),
-        free_port()?,
-        free_port()?,
+        ports.next()?,
+        ports.next()?,
         quote(&args.profile),
         args.speed,
         path(ledger),
     );
     for (role, engine) in &profile.engines {
-        let port = free_port()?;
+        let port = ports.next()?;
         let op_log = dir.join(format!("{role}.ops.jsonl"));
         let kv = engine.kv_mib * MIB;
         let words: Vec<String> = [
@@ -188,8 +190,22 @@ fn utilization(engine: &EngineProfile, total_mib: u64) -> String {
     format!("0.{percent:02}")
 }
 
-/// A port that is free now. Somebody may take it before the engine does; then the start says so.
-fn free_port() -> anyhow::Result<u16> {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("no free port on 127.0.0.1")?;
-    Ok(listener.local_addr()?.port())
+/// Ports that are free now and that no outgoing connection is given, so that an engine finds its own free again after a
+/// restart. Somebody may take one before its engine does; then the start says so.
+struct FreePorts(std::ops::Range<u16>);
+
+impl FreePorts {
+    fn new() -> Self {
+        // Demos that begin at the same moment look in different places.
+        let from = 15_000 + u16::try_from(std::process::id() % 12_000).unwrap_or(0);
+        FreePorts(from..u16::MAX)
+    }
+
+    fn next(&mut self) -> anyhow::Result<u16> {
+        let clients = ClientPorts::of_this_machine();
+        let free = |port: &u16| {
+            clients.with(*port).is_none() && TcpListener::bind((Ipv4Addr::LOCALHOST, *port)).is_ok()
+        };
+        self.0.by_ref().find(free).context("no free port on 127.0.0.1")
+    }
 }

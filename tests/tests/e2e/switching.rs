@@ -1,7 +1,7 @@
 //! Handoffs that go as planned, and those that nobody should want.
 
 use hotbunk_api::error::ErrorCode;
-use hotbunk_api::explain::{Change, ExplainRequest, Verdict};
+use hotbunk_api::explain::{Alternative, Change, ExplainRequest, Verdict};
 use hotbunk_api::operation::Operation;
 use hotbunk_api::words::{Drain, Order, State, Strategy, Tier};
 use hotbunk_tests::{Agent, MIB, Node, Setup, Sleep, Switch, wake};
@@ -119,7 +119,6 @@ async fn nothing_to_do_is_success_and_a_second_command_joins_or_is_refused() {
 
 #[tokio::test]
 async fn a_switch_is_explained_before_it_is_made() {
-    // So slow that waking A from level 1 (88 ms) takes longer than noise; parked it is awake in 4 ms.
     let node = Setup::pair().each(|e| e.speed(20.0)).build();
     let agent = node.start().await;
     agent.until_up().await;
@@ -128,8 +127,16 @@ async fn a_switch_is_explained_before_it_is_made() {
         |engine: &str| ExplainRequest { engine: engine.to_owned(), strategy: None, leave: None, drain: None };
     let explained = agent.api.explain(&ask("B")).await.unwrap();
     let chosen = explained.chosen.unwrap();
-    assert_eq!((chosen.order, chosen.leave), (Some(Order::MakeBeforeBreak), Some(Tier::Parked)));
+    // Both fit awake. Of the tiers to leave A in the one with the least way there and back: parked, unless what was measured
+    // on a busy machine says otherwise.
+    assert_eq!(chosen.order, Some(Order::MakeBeforeBreak));
     assert!(chosen.first_token_s.unwrap() > 0.0);
+    let both_ways = |a: &Alternative| a.first_token_s.unwrap() + a.return_s.unwrap();
+    let beside = explained.alternatives.iter().filter(|a| {
+        a.order == Order::MakeBeforeBreak && a.verdict == Verdict::Fits && a.leave != Tier::Stopped
+    });
+    let quickest = beside.min_by(|a, b| both_ways(a).total_cmp(&both_ways(b))).unwrap();
+    assert_eq!(chosen.leave, Some(quickest.leave), "{:#?}", explained.alternatives);
     assert_eq!(explained.from.as_deref(), Some("A"));
     assert_eq!(explained.alternatives.len(), 8, "{:#?}", explained.alternatives);
     assert!(explained.refused.is_none());

@@ -62,6 +62,7 @@ pub(super) fn check(raw: &RawConfig, file: &Path, facts: &Facts, problems: &mut 
     };
     checking.unused_devices(raw, &config);
     checking.graces(raw, &config);
+    checking.ports_of_clients(raw, &config);
     checking.awake_at_start(raw, &config);
     checking.turns(raw, &config);
     if !checking.problems.has_errors() {

@@ -151,6 +151,36 @@ impl Checking<'_> {
         }
     }
 
+    /// Ports of servers that any client on the machine may be given while the server is down.
+    pub(super) fn ports_of_clients(&mut self, raw: &RawConfig, config: &Config) {
+        let of_engines = raw.engine.get().into_iter().flatten().zip(&config.engines).enumerate();
+        let mut written: Vec<(u16, Range<usize>, String)> = of_engines
+            .filter_map(|(i, (raw, engine))| {
+                let given = raw.value.port.located()?;
+                Some((engine.port, given.span.clone(), format!("engine[{i}].port")))
+            })
+            .collect();
+        let gateway = raw.gateway.get().and_then(|gateway| gateway.listen.located());
+        written.extend(gateway.and_then(|given| {
+            Some((config.gateway.listen?.port(), given.span.clone(), "gateway.listen".to_owned()))
+        }));
+        let metrics = raw.node.get().and_then(|node| node.metrics_listen.located());
+        written.extend(metrics.and_then(|given| {
+            Some((config.node.metrics_listen?.port(), given.span.clone(), "node.metrics_listen".to_owned()))
+        }));
+        for (port, span, key) in written {
+            let Some(range) = self.facts.client_ports.with(port) else { continue };
+            let (first, last) = (range.start(), range.end());
+            let message = format!(
+                "port {port} is one of those that the kernel gives to outgoing connections ({first} to {last}): one may \
+                 sit on it while nobody listens"
+            );
+            self.problems.warning("port_given_to_clients", &span, key, message).help(format!(
+                "take one below {first}, or keep it free: sysctl -w net.ipv4.ip_local_reserved_ports={port}"
+            ));
+        }
+    }
+
     pub(super) fn journal(&mut self, raw: &RawConfig) -> Journal {
         let default = RawJournal::default();
         let raw = raw.journal.get().unwrap_or(&default);

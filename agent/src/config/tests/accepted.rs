@@ -8,6 +8,7 @@ use hotbunk_core::tier::Tier;
 
 use super::*;
 use crate::config::checked::{GIB, MIB};
+use crate::config::client_ports::ClientPorts;
 
 /// A machine that the L20 example fits on.
 fn facts() -> Facts {
@@ -94,6 +95,20 @@ fn an_engine_without_levels_is_only_stopped() {
     let a = &config.engines[0];
     assert!(a.sleep_tiers.is_empty() && !a.rehearse && a.rest_tier == Tier::Stopped);
     assert!(a.allows(Tier::Stopped) && a.allows(Tier::Awake) && !a.allows(Tier::Parked));
+}
+
+#[test]
+fn a_port_that_clients_may_be_given_is_warned_of() {
+    let text = SOUND.replace("8101", "40101");
+    let told = |facts: &Facts| parse(&text, Path::new("/h.toml"), facts).unwrap().1;
+    assert!(told(&facts()).is_empty(), "nothing is known of the machine");
+    let client_ports = ClientPorts::parse("32768 60999", "");
+    let warnings = told(&Facts { client_ports, ..facts() });
+    let [warning] = warnings.problems() else { panic!("{warnings}") };
+    assert_eq!((warning.code, warning.key.as_str()), ("port_given_to_clients", "engine[0].port"));
+    assert!(warning.help.as_ref().unwrap().contains("ip_local_reserved_ports=40101"), "{warnings}");
+    let client_ports = ClientPorts::parse("32768 60999", "40100-40102");
+    assert!(told(&Facts { client_ports, ..facts() }).is_empty(), "kept free");
 }
 
 #[test]
