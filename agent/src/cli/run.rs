@@ -151,23 +151,23 @@ async fn daemon(
     };
     // Told to stop while what cannot be taken over is being stopped: that is hurried up, and then everything ends.
     let mut told = None;
-    let app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
+    let mut app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
         Ok(app) => app,
         Err(error) => {
             say(&format!("error: {error:#}"));
             return Code::Failed.into();
         }
     };
-    match former {
+    match former.map(successor::Former::is_up) {
         None => drop(sd_notify::notify(&[sd_notify::NotifyState::Ready])),
         // The service is up already, and systemd listens to nobody but its main process: the former one, until that has
         // said who is next.
-        Some(former) => {
-            if former.is_up().is_err() && std::env::var_os("NOTIFY_SOCKET").is_some() {
-                say("the former agent was lost, and systemd starts another one: leaving the engines to that");
-                told = Some(LEAVE);
-            }
+        Some(Ok(connections)) => app.take(connections),
+        Some(Err(_)) if std::env::var_os("NOTIFY_SOCKET").is_some() => {
+            say("the former agent was lost, and systemd starts another one: leaving the engines to that");
+            told = Some(LEAVE);
         }
+        Some(Err(_)) => {}
     }
     let watchdog = tokio::spawn(watchdog(app.switcher.clone()));
     let mut reason = match told {

@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_secs(75);
 /// How long a kept connection is still heard when the gateway goes, or when its answer has ended since. Whoever sends one
 /// request after the other is told in the head of an answer that its connection closes. Closing it behind an answer that
 /// did not say so would meet the next request half way; an idle one is closed, since HTTP/1.1 has no other way to say so.
-pub const LINGER: Duration = Duration::from_millis(500);
+const LINGER: Duration = Duration::from_millis(500);
 
 /// Whose turn it is on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +51,8 @@ pub(super) struct State {
     since: Cell<Instant>,
     /// Nothing has been asked yet.
     is_new: Cell<bool>,
+    /// All of the last request has been read.
+    has_heard: Cell<bool>,
     /// The last answer has ended, and a part of it may not be with the kernel yet: its client reads slowly.
     is_unwritten: Cell<bool>,
     /// Since when the gateway goes: the next answer is the last one.
@@ -75,6 +77,7 @@ impl State {
             turn: Cell::new(Turn::Idle),
             since: Cell::new(now),
             is_new: Cell::new(true),
+            has_heard: Cell::new(true),
             is_unwritten: Cell::new(false),
             leaving: Cell::new(None),
         })
@@ -91,6 +94,12 @@ impl State {
     pub(super) fn begin(&self) {
         self.turn.set(Turn::Busy);
         self.is_new.set(false);
+        self.has_heard.set(false);
+    }
+
+    /// All of its body has been read.
+    pub(super) fn has_heard(&self) {
+        self.has_heard.set(true);
     }
 
     /// All of its answer is known. It is over when it is written.
@@ -152,6 +161,11 @@ impl State {
     /// Whether a request is being answered.
     pub(super) fn is_busy(&self) -> bool {
         self.turn.get() == Turn::Busy || self.is_unwritten.get()
+    }
+
+    /// Whether what comes next is a request, and not what is left of one that was answered before its end.
+    pub(super) fn is_free(&self) -> bool {
+        self.is_idle() && self.has_heard.get()
     }
 
     /// Whether it waits for a next request, so that it can be closed.

@@ -142,7 +142,7 @@ async fn agents_succeed_each_other_and_no_client_notices() {
     for (manner, report) in &reports {
         match &report.ended {
             Ok(Ended::Whole) => {}
-            // Whose kept connection was with the old agent when its long answer had ended.
+            // Whose request was just coming in, and took long for it.
             Ok(Ended::Refused(503, complaint)) if complaint.code == "restarting" => {}
             other => panic!("{manner:?}: {other:?}"),
         }
