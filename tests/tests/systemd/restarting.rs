@@ -286,7 +286,11 @@ async fn an_upgrade_to_something_that_is_no_good_is_refused() {
     let restarted = node.machine.run("systemctl restart hotbunk-agent", "").await;
     assert_ne!(restarted.code, Some(0));
     node.is("ActiveState=failed ExecMainStatus=7 NRestarts=0").await;
-    assert!(node.journal().await.contains("port 8101 is the engine A's already"));
+    let errors = node.machine.sh("journalctl --no-pager -o cat -p err -t hotbunk-agent").await;
+    assert!(
+        errors.contains("port 8101 is the engine A's already") && errors.contains("port = 8101"),
+        "{errors}"
+    );
     node.machine.write(CONFIG, &good).await;
     node.machine.sh("systemctl start hotbunk-agent").await;
     node.settled("A").await;
