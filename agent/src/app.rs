@@ -35,7 +35,7 @@ use crate::process::Shims;
 use crate::reload::{self, Reloads};
 use crate::schedule::Schedules;
 use crate::status;
-use crate::successor::Listeners;
+use crate::successor::{Connections, Listeners};
 use crate::switcher::{Admission, Board, Handle, Input, Order, Switcher, spec};
 use anyhow::{Context as _, bail};
 use hotbunk_api::event::Happening;
@@ -310,6 +310,13 @@ impl App {
             tasks,
             switcher_task,
         })
+    }
+
+    /// Serves clients whose connections a former agent has kept until now.
+    pub fn take(&mut self, connections: Connections) {
+        if let Some(gateway) = &self.gateway {
+            self.tasks.push(tokio::spawn(connections.give(gateway.takes())));
+        }
     }
 
     /// Ends what runs, stops every engine by its grace, and closes. What is not over by the configured limit, or when

@@ -24,6 +24,7 @@ pub mod inherited;
 pub mod journal;
 pub mod logs;
 pub mod metrics;
+pub mod orphan;
 pub mod process;
 pub mod reload;
 pub mod report;

@@ -1,6 +1,7 @@
 //! A running agent.
 
 use crate::binaries::agent_binary;
+use crate::body::Body;
 use crate::node::Node;
 use crate::processes;
 use crate::wait::{PATIENCE, until, until_some};
@@ -30,7 +31,7 @@ pub struct IncidentSeen {
 /// An agent process. Dropped, it is told to stop, and killed if it does not.
 #[derive(Debug)]
 pub struct Agent {
-    child: Child,
+    body: Body,
     /// Its control API.
     pub api: Client,
     /// What it runs on.
@@ -68,20 +69,52 @@ impl Agent {
     /// It ends instead.
     pub async fn up(child: Child, node: Node) -> Agent {
         let api = Client::new(node.socket()).expect("a client");
-        let mut agent = Agent { child, api, node, quiet: false };
+        let mut agent = Agent { body: Body::Child(child), api, node, quiet: false };
         until("the agent to answer", async || {
-            if let Ok(Some(status)) = agent.child.try_wait() {
+            if let Ok(Some(status)) = agent.body.try_wait() {
                 panic!("the agent ended: {status}");
             }
-            agent.api.version().await.is_ok_and(|v| v.pid == agent.child.id())
+            agent.api.version().await.is_ok_and(|v| v.pid == agent.body.pid())
         })
         .await;
         agent
     }
 
+    /// The agent that runs on a node and that nobody here has started, once it answers; `None` where there is none.
+    ///
+    /// # Panics
+    /// It neither answers nor ends.
+    pub async fn found(node: &Node) -> Option<Agent> {
+        let api = Client::new(node.socket()).expect("a client");
+        until_some("an agent to answer or to end", async || {
+            let Some(pid) = node.agents().first().map(|p| p.pid) else { return Some(None) };
+            let answers = api.version().await.is_ok_and(|v| v.pid == pid);
+            answers.then(|| {
+                Some(Agent { body: Body::Stranger(pid), api: api.clone(), node: node.clone(), quiet: false })
+            })
+        })
+        .await
+    }
+
+    /// Has it start the next agent (SIGUSR2), and waits until that one answers and this one has ended.
+    ///
+    /// # Panics
+    /// That does not come about.
+    pub async fn succeeded(mut self) -> Agent {
+        let old = self.pid();
+        self.signal(Signal::USR2);
+        let pid = until_some("the next agent to answer", async || {
+            self.api.version().await.ok().map(|version| version.pid).filter(|pid| *pid != old)
+        })
+        .await;
+        let status = self.ended().await;
+        assert!(status.success(), "{status}");
+        Agent { body: Body::Stranger(pid), api: self.api.clone(), node: self.node.clone(), quiet: false }
+    }
+
     /// Its pid.
     pub fn pid(&self) -> u32 {
-        self.child.id()
+        self.body.pid()
     }
 
     /// The node as it stands.
@@ -260,12 +293,12 @@ impl Agent {
     /// # Panics
     /// Its status cannot be had.
     pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("its status").is_none()
+        self.body.try_wait().expect("its status").is_none()
     }
 
     /// Sends it a signal.
     pub fn signal(&self, signal: Signal) {
-        processes::signal(self.child.id(), signal);
+        processes::signal(self.body.pid(), signal);
     }
 
     /// Waits for its end.
@@ -273,7 +306,7 @@ impl Agent {
     /// # Panics
     /// It does not come.
     pub async fn ended(&mut self) -> ExitStatus {
-        until_some("the agent to end", async || self.child.try_wait().expect("its status")).await
+        until_some("the agent to end", async || self.body.try_wait().expect("its status")).await
     }
 
     /// `kill -9`: the agent alone; its engines live on.
@@ -307,13 +340,12 @@ impl Drop for Agent {
     fn drop(&mut self) {
         let deadline = Instant::now() + Duration::from_secs(20);
         self.signal(Signal::TERM);
-        let gone = |child: &mut Child| child.try_wait().is_ok_and(|status| status.is_some());
+        let gone = |body: &mut Body| body.try_wait().is_ok_and(|status| status.is_some());
         let hurry = std::thread::panicking();
-        while !gone(&mut self.child) && !hurry && Instant::now() < deadline {
+        while !gone(&mut self.body) && !hurry && Instant::now() < deadline {
             std::thread::sleep(Duration::from_millis(10));
         }
-        drop(self.child.kill());
-        drop(self.child.wait());
+        self.body.end();
         if hurry && !self.quiet {
             let log = self.log();
             let lines: Vec<&str> = log.lines().collect();

@@ -94,6 +94,11 @@ impl Node {
         server
     }
 
+    /// Living agents: more than one only while one succeeds the other.
+    pub fn agents(&self) -> Vec<processes::Process> {
+        self.living().into_iter().filter(|p| p.command.contains(" run --config ")).collect()
+    }
+
     /// Living shims.
     pub fn shims(&self) -> Vec<processes::Process> {
         self.living().into_iter().filter(|p| p.command.contains(" shim ")).collect()

@@ -11,6 +11,7 @@
 mod agent;
 mod ask;
 mod binaries;
+mod body;
 mod by_hand;
 mod ctl;
 mod engine;

@@ -34,6 +34,11 @@ pub fn living_in_group(group: u32) -> Vec<Process> {
     pids.filter_map(read).filter(|process| process.group == group).collect()
 }
 
+/// Whether a process is there, and no zombie.
+pub(crate) fn lives(pid: u32) -> bool {
+    read(pid).is_some()
+}
+
 fn read(pid: u32) -> Option<Process> {
     let command = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
     let command = String::from_utf8_lossy(&command).replace('\0', " ");

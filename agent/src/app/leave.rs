@@ -5,6 +5,7 @@
 //!                                     └─ answers end, or cut ─┘
 //!
 //!   hand over   operations end ─ tells those who wait ─ journal, sockets let go ─ the next agent serves ─ answers end ─ gone
+//!                                                                                     └─ takes connections that are free ─┘
 //! ```
 //!
 //! Either way nothing is under way when the owner of the state stops, unless that takes too long: then the next agent goes
@@ -16,7 +17,7 @@ use crate::adopt::Finishing;
 use crate::clock;
 use crate::cycle::Shown;
 use crate::gateway::Hub;
-use crate::gateway::proxy::{Gateway, LINGER};
+use crate::gateway::proxy::Gateway;
 use crate::successor::{Error, Listeners, Plan};
 use hotbunk_api::event::Happening;
 use std::pin::pin;
@@ -24,8 +25,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// How long clients that have just connected may take to say what they want, before the next agent is started.
-const BRIEF: Duration = Duration::from_millis(100);
+/// How long requests that are just coming in may take to be let through, when connections go to the next agent.
+const BRIEF: Duration = Duration::from_millis(50);
 /// How long clients whose answers were ended may take to hear it.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
@@ -97,16 +98,10 @@ impl App {
         }
         self.events.publish(clock::epoch(), Happening::Stopping { reason: reason.to_owned() });
         let mut gateway = self.gateway.take();
-        if let Some(gateway) = &gateway {
-            gateway.keep_no_connection();
-            sleep(LINGER).await;
-        }
-        // From here on whoever comes waits for the next agent; so it is made short.
+        // From here on whoever comes, or asks once more, waits for the next agent; so it is made short.
+        let going = gateway.as_mut().map(Gateway::pass_on);
+        sleep(BRIEF).await;
         self.hub.leave();
-        if let Some(gateway) = &mut gateway {
-            gateway.share();
-            drop(timeout(BRIEF, gateway.leave()).await);
-        }
         // Something may have begun meanwhile; most often nothing has.
         tokio::select! {
             rest = timeout(grace, self.at_rest(None)) => drop(rest),
@@ -119,19 +114,28 @@ impl App {
         let is_at_rest = switcher.node().operations.is_empty();
         let begun = if is_at_rest { plan.start(&listeners).await } else { Err(Error::Busy) };
         drop::<Listeners>(listeners);
-        match &begun {
-            Ok(pid) => {
-                tracing::info!(pid, requests = hub.all_in_flight(), "the next agent serves");
-                served(*pid);
-            }
+        let begun = begun.inspect_err(|error| {
             // What its hands do may not go on for long.
-            Err(Error::Busy) => hub.cut(),
-            Err(_) => {}
-        }
+            if matches!(error, Error::Busy) {
+                hub.cut();
+            }
+        });
+        let (passing, outcome) = match (begun, going) {
+            (Ok(next), going) => {
+                tracing::info!(pid = next.pid(), requests = hub.all_in_flight(), "the next agent serves");
+                served(next.pid());
+                (going.map(|going| tokio::spawn(async move { next.take(going).await })), Ok(()))
+            }
+            (Err(error), _) => (None, Err(error)),
+        };
         if let Some(gateway) = gateway {
             pass_on(&hub, gateway, config.gateway.upgrade_drain, hurry).await;
         }
-        begun.map(|_| ())
+        if let Some(passing) = passing {
+            // The gateway has ended, so there are no more of them.
+            drop(timeout(LAST_WORDS, passing).await);
+        }
+        outcome
     }
 }
 

@@ -144,18 +144,24 @@ async fn daemon(
     };
     // Told to stop while what cannot be taken over is being stopped: that is hurried up, and then everything ends.
     let mut told = None;
-    let app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
+    let mut app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
         Ok(app) => app,
         Err(error) => {
             say(&format!("error: {error:#}"));
             return Code::Failed.into();
         }
     };
-    if former.is_some_and(|former| former.is_up().is_err()) && std::env::var_os("NOTIFY_SOCKET").is_some() {
-        say("the former agent was lost, and systemd starts another one: leaving the engines to that");
-        told = Some(LEAVE);
+    match former.map(successor::Former::is_up) {
+        None => drop(sd_notify::notify(&[sd_notify::NotifyState::Ready])),
+        // The service is up already, and systemd listens to nobody but its main process: the former one, until that has
+        // said who is next.
+        Some(Ok(connections)) => app.take(connections),
+        Some(Err(_)) if std::env::var_os("NOTIFY_SOCKET").is_some() => {
+            say("the former agent was lost, and systemd starts another one: leaving the engines to that");
+            told = Some(LEAVE);
+        }
+        Some(Err(_)) => {}
     }
-    drop(sd_notify::notify(&[sd_notify::NotifyState::Ready]));
     let watchdog = tokio::spawn(watchdog(app.switcher.clone()));
     let mut reason = match told {
         Some(reason) => reason,
@@ -176,8 +182,15 @@ async fn daemon(
                 let hurry = async {
                     signals.next().await;
                 };
-                let handed = app.hand_over(reason, plan, is_main, hurry).await;
+                // The owner of the state ends before the next agent is up, and the wait for that has limits of its own.
                 watchdog.abort();
+                let fed = tokio::spawn(feed());
+                let served = |pid| {
+                    fed.abort();
+                    is_main(pid);
+                };
+                let handed = app.hand_over(reason, plan, served, hurry).await;
+                fed.abort();
                 return match handed {
                     Ok(()) => Code::Ok.into(),
                     Err(error) => {
@@ -232,21 +245,36 @@ async fn may_hand_over<'p>(app: &App, plan: &'p std::io::Result<Plan>) -> Result
     }
 }
 
-/// Tells systemd which process is the service from now on.
+/// Tells systemd which process is the service from now on, and that it is well: it says so itself from its next turn on.
 fn is_main(pid: u32) {
-    drop(sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]));
+    drop(sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid), sd_notify::NotifyState::Watchdog]));
 }
 
 /// Tells systemd that the switcher still answers, not only that a timer runs.
 async fn watchdog(switcher: crate::switcher::Handle) {
-    let Some(limit) = sd_notify::watchdog_enabled() else { return };
-    let mut ticks = tokio::time::interval(limit / 3);
+    let Some(mut turns) = turns() else { return };
     loop {
-        ticks.tick().await;
+        turns.tick().await;
         if switcher.answers().await {
             drop(sd_notify::notify(&[sd_notify::NotifyState::Watchdog]));
         }
     }
+}
+
+/// Tells systemd that this process is well, for as long as whoever waits for this one has a limit of its own.
+async fn feed() {
+    let Some(mut turns) = turns() else { return };
+    loop {
+        drop(sd_notify::notify(&[sd_notify::NotifyState::Watchdog]));
+        turns.tick().await;
+    }
+}
+
+/// When the unit's watchdog, where there is one, is fed: three times within its limit, and not at once, when the agent may
+/// not be the service's main process yet.
+fn turns() -> Option<tokio::time::Interval> {
+    let every = sd_notify::watchdog_enabled()? / 3;
+    Some(tokio::time::interval_at(tokio::time::Instant::now() + every, every))
 }
 
 /// The signal to go and leave the engines to the next agent, whatever `on_stop` says.

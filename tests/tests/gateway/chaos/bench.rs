@@ -1,44 +1,51 @@
 //! A node that faults strike: how each does, and how what it broke from outside is taken away again.
 
+use super::configuration::Configuration;
 use super::faults::{Ends, Fault, Meanwhile, Victim, What, When, Whose};
-use super::host::{self, Configuration, Descriptors, Disk};
+use super::host::{self, Descriptors, Disk};
+use super::strangers::Stranger;
 use super::traffic::Traffic;
 use crate::draw::Draw;
 use fake_nvml::{Code, Device, Library, Scenario};
-use hotbunk_api::status::{Condition, DeviceHealth};
+use hotbunk_api::reload::ReloadOutcome;
+use hotbunk_api::status::{Condition, DeviceHealth, Settings, StoppedWhy};
 use hotbunk_api::words::{Drain, State, Strategy, Tier};
 use hotbunk_sim::ledger::Owner;
 use hotbunk_tests::{
-    Agent, DeviceSetup, Foreign, GIB, Node, Setup, Switch, kill, reset, restart, signal, start, until,
+    Agent, DeviceSetup, Foreign, GIB, Node, Setup, Switch, adopt, kill, reset, restart, signal, start, until,
 };
 use rustix::process::Signal;
 use std::time::{Duration, Instant};
 
 /// Requests that pass while a fault is armed.
-const MEANWHILE: usize = 10;
+pub(super) const MEANWHILE: usize = 10;
 /// Handoffs more, at most, until an armed fault has struck.
 const TURNS: usize = 6;
 /// Those that are armed until they are cleared.
 const STICKY: [&str; 5] =
     ["sleep_frees_half", "residual_creep", "flood_stderr", "ignore_sigterm", "orphan_worker"];
 /// How often something is asked for that may be refused because something else is under way.
-const TRIES: usize = 8;
+pub(super) const TRIES: usize = 8;
 /// Between two looks.
-const LOOK: Duration = Duration::from_millis(10);
+pub(super) const LOOK: Duration = Duration::from_millis(10);
 /// How long what is short stays short.
 const SHORTAGE: Duration = Duration::from_secs(1);
 /// How long memory is late that is given back late.
 const LATE: Duration = Duration::from_secs(2);
+/// Within this an agent that starts the next one is killed, ms.
+const HANDING_OVER_MS: u64 = 1200;
 
 /// A node, its driver and its agent.
 pub(crate) struct Bench {
     pub(crate) node: Node,
-    agent: Option<Agent>,
+    pub(super) agent: Option<Agent>,
     driver: Library,
     card: Device,
     foreign: Option<Foreign>,
     disk: Option<Disk>,
-    configuration: Configuration,
+    pub(super) configuration: Configuration,
+    /// Those that are engines or were: they live as long as they may.
+    pub(super) strangers: Vec<Stranger>,
     /// Of each engine, while nothing is wrong.
     pub(crate) processes: usize,
 }
@@ -66,11 +73,22 @@ impl Bench {
         let scenario = Scenario { devices: vec![card.clone()], ..Scenario::default() };
         let driver = Library::install(node.dir(), &scenario).expect("the library");
         let disk = Disk::mount(&node);
+        let configuration = Configuration::of(&node);
+        configuration.write();
         let agent = node.start().await;
         agent.until_up().await;
         let processes = node.tree("A").len();
-        let configuration = Configuration::of(&node);
-        Bench { node, agent: Some(agent), driver, card, foreign: None, disk, configuration, processes }
+        Bench {
+            node,
+            agent: Some(agent),
+            driver,
+            card,
+            foreign: None,
+            disk,
+            configuration,
+            strangers: Vec::new(),
+            processes,
+        }
     }
 
     pub(crate) fn agent(&self) -> &Agent {
@@ -83,7 +101,7 @@ impl Bench {
             .then_some("a small file system cannot be mounted here")
     }
 
-    async fn whose(&self, whose: Whose) -> String {
+    pub(super) async fn whose(&self, whose: Whose) -> String {
         let engines = self.agent().status().await.engines;
         let awake = engines.iter().find(|e| e.tier == Some(Tier::Awake)).map_or("A", |e| e.name.as_str());
         let other = if awake == "A" { "B" } else { "A" };
@@ -105,7 +123,7 @@ impl Bench {
     }
 
     /// Somewhere within a handoff, or near one.
-    async fn handoff(&self, draw: &mut Draw) {
+    pub(super) async fn handoff(&self, draw: &mut Draw) {
         let strategies = [Strategy::SleepFirst, Strategy::WakeFirst, Strategy::Park, Strategy::Auto];
         let drains = [Drain::Wait, Drain::Freeze, Drain::Abort];
         let pick = |draw: &mut Draw, of: u64| usize::try_from(draw.below(of)).unwrap_or(0);
@@ -252,22 +270,39 @@ impl Bench {
                 self.handoff(draw).await;
                 host::step_clock(&self.node, draw);
             }
+            What::Revised(change, told) => self.revise(*change, *told, traffic, draw).await,
+            What::Stranger(fate, whose) => self.meet(*fate, *whose, traffic, draw).await,
         }
         traffic.pass(MEANWHILE).await;
     }
 
     /// One agent goes, another one comes.
-    async fn replace(&mut self, ends: Ends, meanwhile: Meanwhile, traffic: &Traffic, draw: &mut Draw) {
+    pub(super) async fn replace(
+        &mut self,
+        ends: Ends,
+        meanwhile: Meanwhile,
+        traffic: &Traffic,
+        draw: &mut Draw,
+    ) {
+        let Some(mut agent) = self.agent.take() else { return };
+        if let Ends::HandsOver = ends {
+            // Somebody listens all the time.
+            self.agent = Some(agent.succeeded().await);
+            return;
+        }
         traffic.away(true);
-        if let Some(mut agent) = self.agent.take() {
-            match ends {
-                Ends::Killed => agent.kill().await,
-                Ends::Stops => agent.stop().await,
-                Ends::Leaves => {
-                    signal(agent.pid(), Signal::USR1);
-                    let status = agent.ended().await;
-                    assert!(status.success(), "{status}");
-                }
+        match ends {
+            Ends::Killed | Ends::HandsOver => agent.kill().await,
+            Ends::Stops => agent.stop().await,
+            Ends::Leaves => {
+                signal(agent.pid(), Signal::USR1);
+                let status = agent.ended().await;
+                assert!(status.success(), "{status}");
+            }
+            Ends::HandsOverKilled => {
+                signal(agent.pid(), Signal::USR2);
+                tokio::time::sleep(Duration::from_millis(draw.below(HANDING_OVER_MS))).await;
+                agent.kill().await;
             }
         }
         match meanwhile {
@@ -277,10 +312,21 @@ impl Bench {
             Meanwhile::JournalIsDamaged => host::damage_journal(&self.node, draw),
             Meanwhile::HostIsTooSmall => self.configuration.host_is_too_small(),
         }
-        self.agent = Some(self.node.start().await);
+        // The next one may have been on its way already.
+        self.agent = match Agent::found(&self.node).await {
+            Some(next) => Some(next),
+            None => Some(self.node.start().await),
+        };
         traffic.away(false);
         if let Meanwhile::HostIsTooSmall = meanwhile {
             self.handoff(draw).await;
+        }
+    }
+
+    /// The agent is killed, and no other one comes yet.
+    pub(super) async fn end_agent(&mut self) {
+        if let Some(agent) = self.agent.take() {
+            agent.kill().await;
         }
     }
 
@@ -312,9 +358,12 @@ impl Bench {
         self.driver_says(None, |_| {});
         self.disk.iter().for_each(Disk::relieve);
         host::set_clock(&self.node, 0);
-        if !self.configuration.is_original {
+        if self.configuration.takes_an_agent {
             self.configuration.restore();
             self.replace(Ends::Killed, Meanwhile::Nothing, traffic, draw).await;
+        } else if !self.configuration.is_wanted {
+            self.configuration.restore();
+            self.reload(ReloadOutcome::Applied).await;
         }
         for engine in self.node.engines() {
             self.node.start_flags(engine.name(), "");
@@ -336,12 +385,20 @@ impl Bench {
         until("both engines to be there, and one at most to be awake", async || {
             let status = agent.status().await;
             let mut there = status.operation.is_none() && status.queue.is_empty();
+            there &= status.engines.len() == self.node.engines().len();
+            // What is configured is what runs.
+            there &= status.engines.iter().all(|e| e.settings == Settings::InForce);
             for engine in &status.engines {
                 match &engine.condition {
                     Condition::Settled => {}
                     Condition::Failed { .. } => {
                         there = false;
                         drop(agent.submit(reset(&engine.name)).await);
+                    }
+                    // Somebody's server is there: it is the engine.
+                    Condition::Stopped { why: StoppedWhy::PortTaken } => {
+                        there = false;
+                        drop(agent.submit(adopt(&engine.name)).await);
                     }
                     // Its rehearsal may have failed in the storm: then it is left stopped until that is forgotten.
                     Condition::Stopped { .. } => {

@@ -1,5 +1,7 @@
 //! The kinds of faults.
 
+use super::revised::{Change, Told};
+use super::strangers::Fate;
 use fake_nvml::{Code, Device};
 
 /// One kind of fault.
@@ -38,6 +40,10 @@ pub(super) enum What {
     NoDescriptors,
     /// The wall clock jumps by hours, to and fro.
     Clock,
+    /// The configuration file changes, and this agent or the next one goes by it.
+    Revised(Change, Told),
+    /// Somebody else's server is on the port of an engine.
+    Stranger(Fate, Whose),
 }
 
 /// How an agent ends.
@@ -49,6 +55,10 @@ pub(super) enum Ends {
     Leaves,
     /// By a plain stop: its engines go with it.
     Stops,
+    /// It starts the next one itself, which takes its place.
+    HandsOver,
+    /// The same, and it is killed at some instant of that.
+    HandsOverKilled,
 }
 
 /// What happens while there is no agent.
@@ -87,9 +97,9 @@ const fn fault(name: &'static str, what: What) -> Fault {
     Fault { name, what, asks_asleep: false }
 }
 
-use Ends::{Killed, Leaves, Stops};
+use Ends::{HandsOver, HandsOverKilled, Killed, Leaves, Stops};
 use Meanwhile::{DriverGoes, HostIsTooSmall, JournalIsDamaged, LogIsCut, Nothing};
-use What::{Agent, AtStart, Behind, Driver, Foreign, Kill, Sim};
+use What::{Agent, AtStart, Behind, Driver, Foreign, Kill, Revised, Sim, Stranger};
 use Whose::{Asleep, Awake};
 
 /// All kinds.
@@ -97,6 +107,8 @@ pub(crate) const FAULTS: &[Fault] = &[
     fault("agent killed", Agent(Killed, Nothing)),
     fault("agent leaves, engines stay", Agent(Leaves, Nothing)),
     fault("agent stopped with its engines", Agent(Stops, Nothing)),
+    fault("agent starts the next one", Agent(HandsOver, Nothing)),
+    fault("agent starts the next one, is killed", Agent(HandsOverKilled, Nothing)),
     fault("no driver at the agent's start", Agent(Killed, DriverGoes)),
     fault("journal's WAL cut, agent dead", Agent(Killed, LogIsCut)),
     fault("journal damaged, agent dead", Agent(Killed, JournalIsDamaged)),
@@ -141,4 +153,21 @@ pub(crate) const FAULTS: &[Fault] = &[
     fault("journal's disk full", What::FullDisk),
     fault("no file descriptors", What::NoDescriptors),
     fault("clock stepped by hours", What::Clock),
+    fault("file changed, engine awake", Revised(Change::Process(Awake), Told::Reload)),
+    fault("file changed, engine asleep", Revised(Change::Process(Asleep), Told::Reload)),
+    fault("file changed, applied at once", Revised(Change::Process(Awake), Told::Now)),
+    fault("file changed and taken back", Revised(Change::Process(Asleep), Told::TakenBack)),
+    fault("file changed, agent killed in reload", Revised(Change::Process(Awake), Told::Killed)),
+    fault("file changed, next agent started", Revised(Change::Process(Asleep), Told::HandsOver)),
+    fault("file changed, agent's own part", Revised(Change::Own, Told::Signal)),
+    fault("file has errors", Revised(Change::Errors, Told::Reload)),
+    fault("file has errors, no next agent", Revised(Change::Errors, Told::HandsOver)),
+    fault("file without an engine, and with it", Revised(Change::Removed(Awake), Told::Reload)),
+    fault("file without an engine, agent killed", Revised(Change::Removed(Asleep), Told::Killed)),
+    fault("stranger taken over", Stranger(Fate::Adopted, Awake)),
+    fault("stranger taken over, agent killed", Stranger(Fate::AgentKilled, Asleep)),
+    fault("stranger taken over, next agent started", Stranger(Fate::HandsOver, Awake)),
+    fault("stranger there at the agent's start", Stranger(Fate::Waits, Asleep)),
+    fault("stranger of another model refused", Stranger(Fate::Refused, Awake)),
+    fault("stranger ends while taken over", Stranger(Fate::Killed, Asleep)),
 ];

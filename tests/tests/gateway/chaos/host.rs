@@ -1,4 +1,4 @@
-//! What the host does to an agent: its disk, its journal's files, its descriptors, its clock, its configuration.
+//! What the host does to an agent: its disk, its journal's files, its descriptors, its clock.
 
 use crate::draw::Draw;
 use hotbunk_tests::Node;
@@ -124,36 +124,4 @@ pub(super) fn set_clock(node: &Node, seconds: i64) {
     // In one step: whoever reads it finds the old or the new.
     let written = fs::write(&draft, seconds.to_string()).and_then(|()| fs::rename(&draft, &path));
     written.expect("the clock's file");
-}
-
-/// The node's configuration, which another one can stand in for.
-pub(super) struct Configuration {
-    path: PathBuf,
-    text: String,
-    /// It stands as it was.
-    pub(super) is_original: bool,
-}
-
-impl Configuration {
-    pub(super) fn of(node: &Node) -> Self {
-        let path = node.config();
-        let text = fs::read_to_string(&path).expect("the configuration");
-        Configuration { path, text, is_original: true }
-    }
-
-    /// From the next agent on, a copy of each engine's weights takes more host memory than any machine has.
-    pub(super) fn host_is_too_small(&mut self) {
-        let line = |line: &str| match line.starts_with("host_memory = ") {
-            true => "host_memory = \"1000GiB\"\n".to_owned(),
-            false => format!("{line}\n"),
-        };
-        fs::write(&self.path, self.text.lines().map(line).collect::<String>()).expect("the configuration");
-        self.is_original = false;
-    }
-
-    /// From the next agent on, all is as it was.
-    pub(super) fn restore(&mut self) {
-        fs::write(&self.path, &self.text).expect("the configuration");
-        self.is_original = true;
-    }
 }

@@ -1,4 +1,5 @@
-//! Everything that can go wrong, at any instant, under traffic through the gateway: agent, engines, driver, memory, host.
+//! Everything that can go wrong, at any instant, under traffic through the gateway: agent, engines, driver, memory, host; and
+//! what an operator does meanwhile: another configuration, another agent, a server that nobody of ours has started.
 //!
 //! One fault after the other strikes while clients ask both models, so that handoffs are under way all the time. After
 //! each the clients hold still, what was broken is mended, and the node must be whole again: nobody waits, nothing is in
@@ -7,12 +8,15 @@
 //! well-formed error; and when the agent has stopped, no process and no byte of device memory is left.
 //!
 //! Part of every `cargo test` are a few faults of all kinds, always the same; `HOTBUNK_LOAD_SEED` draws others. With
-//! `HOTBUNK_CHAOS=1` each kind strikes once, with `HOTBUNK_CHAOS=WORD` those that have the word in their name ten times, with `HOTBUNK_LOAD=full` thirty times, on several nodes at once, in an order
-//! that follows from the seed. A run prints its seed and the table of what was tried and survived.
+//! `HOTBUNK_CHAOS=1` each kind strikes once, with `HOTBUNK_CHAOS=WORD` those that have the word in their name ten times, with
+//! `HOTBUNK_LOAD=full` thirty times, on several nodes at once, in an order that follows from the seed. A run prints its seed and the table of what was tried and survived.
 
 mod bench;
+mod configuration;
 mod faults;
 mod host;
+mod revised;
+mod strangers;
 mod table;
 mod traffic;
 
@@ -20,9 +24,11 @@ use crate::door::Door;
 use crate::draw::{Draw, is_full, say, seed};
 use crate::left;
 use bench::Bench;
+use configuration::mark_of;
 use faults::{FAULTS, Fault};
 use hotbunk_tests::{MIB, until};
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use table::Table;
@@ -84,6 +90,15 @@ async fn whatever_fails_everything_is_whole_again() {
     traffic::account(&asked, seed);
 }
 
+#[test]
+fn the_documents_say_how_many_kinds_there_are() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    for name in ["README.md", "ARCHITECTURE.md"] {
+        let text = std::fs::read_to_string(root.join(name)).expect("the document");
+        assert!(text.contains(&format!("faults of {} kinds", FAULTS.len())), "{name} says otherwise");
+    }
+}
+
 /// All that strikes on one node.
 async fn storm(seed: u64, table: &Mutex<Table>) -> Vec<Asked> {
     let mut draw = Draw::new(seed);
@@ -101,6 +116,7 @@ async fn storm(seed: u64, table: &Mutex<Table>) -> Vec<Asked> {
         bench.heal(&traffic, &mut draw).await;
         traffic.hold_still().await;
         bench.mend().await;
+        assert!(bench.stranger_stays().await, "{} (seed {seed}): the server is not as it was", fault.name);
         whole(
             &bench,
             fault,
@@ -153,5 +169,11 @@ async fn whole(bench: &Bench, fault: &Fault, what: &str, asleep_before: &mut BTr
     for engine in &status.engines {
         let tree = bench.node.tree(&engine.name);
         assert_eq!(tree.len(), bench.processes, "{what}: {}: {tree:#?}", engine.name);
+        let wanted = Some(bench.configuration.mark(&engine.name));
+        assert!(
+            tree.iter().all(|p| mark_of(p.pid) == wanted),
+            "{what}: {} runs with older settings",
+            engine.name
+        );
     }
 }

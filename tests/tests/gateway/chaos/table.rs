@@ -41,14 +41,14 @@ impl Table {
         say(&format!("{struck} faults of {kinds} kinds, seed {seed}, {:.0} s", took.as_secs_f64()));
         for (name, row) in &self.0 {
             if let Some(why) = row.skipped {
-                say(&format!("     - {name:<31} SKIPPED: {why}"));
+                say(&format!("     - {name:<40} SKIPPED: {why}"));
                 continue;
             }
             let incidents: Vec<String> =
                 row.incidents.iter().map(|(code, n)| format!("{code} {n}")).collect();
             let mean = row.whole.as_secs_f64() / row.struck.max(1) as f64;
             say(&format!(
-                "  {:>4} {name:<31} whole again after {mean:>4.1} s, at most {:>4.1} s; {}",
+                "  {:>4} {name:<40} whole again after {mean:>4.1} s, at most {:>4.1} s; {}",
                 row.struck,
                 row.longest.as_secs_f64(),
                 if incidents.is_empty() { "no incident".to_owned() } else { incidents.join(", ") }

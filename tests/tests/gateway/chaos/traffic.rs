@@ -26,6 +26,8 @@ struct Shared {
     reports: Mutex<Vec<Asked>>,
     /// When nobody listened, ns of the monotonic clock: the agent was being replaced.
     away: Mutex<Vec<(u64, Option<u64>)>>,
+    /// The role that nobody asks for now.
+    spared: Mutex<Option<&'static str>>,
 }
 
 /// The clients.
@@ -45,6 +47,7 @@ impl Traffic {
             done: AtomicUsize::new(0),
             reports: Mutex::default(),
             away: Mutex::default(),
+            spared: Mutex::default(),
         });
         let (moving, watched) = watch::channel(true);
         let client = |number| tokio::spawn(client(Arc::clone(&shared), watched.clone(), seed, number));
@@ -88,6 +91,11 @@ impl Traffic {
         }
     }
 
+    /// From now on nobody asks for this role; `None`: both are asked for.
+    pub(crate) fn spare(&self, role: Option<&'static str>) {
+        *self.shared.spared.lock().unwrap_or_else(PoisonError::into_inner) = role;
+    }
+
     /// The end of all of them: every request and what came of it. What failed because nobody listened is no complaint.
     pub(crate) async fn end(self) -> Vec<Asked> {
         drop(self.moving);
@@ -123,7 +131,10 @@ async fn client(shared: Arc<Shared>, mut moving: watch::Receiver<bool>, seed: u6
             }
             shared.active.fetch_add(1, Ordering::SeqCst);
         }
-        let wanted = drawn(&mut draw, &format!("{number}-{count}"));
+        let mut wanted = drawn(&mut draw, &format!("{number}-{count}"));
+        if *shared.spared.lock().unwrap_or_else(PoisonError::into_inner) == Some(wanted.role) {
+            wanted.role = if wanted.role == "A" { "B" } else { "A" };
+        }
         let asking = || shared.asking.lock().unwrap_or_else(PoisonError::into_inner);
         asking().insert(number, (wanted.clone(), Instant::now()));
         let report = shared.door.ask(&wanted).await;
