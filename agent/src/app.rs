@@ -128,8 +128,13 @@ impl App {
             drop(recorder.record_one(&Context::none(), incident).await);
         }
         // What can be refused is refused while everything still is as it was found.
-        let Inherited { gateway: given, gateway_is_ours, metrics: metrics_given, control: control_given } =
-            begin.inherited;
+        let Inherited {
+            gateway: given,
+            gateway_is_ours,
+            metrics: metrics_given,
+            control: control_given,
+            connections,
+        } = begin.inherited;
         let mut listeners = Listeners::default();
         if let Some(given) = &metrics_given {
             listeners.keep(Name::Metrics, given, false)?;
@@ -234,6 +239,9 @@ impl App {
         let gateway_address = gateway.as_ref().map(Gateway::address);
         if let Some(address) = gateway_address {
             hub.listens_on(address);
+        }
+        if let Some(takes) = gateway.as_ref().map(Gateway::takes) {
+            connections.into_iter().for_each(|connection| takes.take(connection));
         }
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));

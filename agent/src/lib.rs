@@ -18,6 +18,7 @@ pub mod effects;
 pub mod engine;
 pub mod events;
 pub mod explain;
+pub mod fd_store;
 pub mod gateway;
 pub mod host;
 pub mod inherited;

@@ -16,6 +16,7 @@ use super::App;
 use crate::adopt::Finishing;
 use crate::clock;
 use crate::cycle::Shown;
+use crate::fd_store::FdStore;
 use crate::gateway::Hub;
 use crate::gateway::proxy::Gateway;
 use crate::successor::{Error, Listeners, Plan};
@@ -35,8 +36,14 @@ impl App {
     pub(super) async fn leave(mut self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
         // What is on its way out is the next agent's to end.
         self.finishing = Finishing::default();
-        self.hub.leave();
         let mut gateway = self.gateway.take();
+        // Only whoever keeps the listeners will start another agent for them.
+        let store = FdStore::offered().filter(|_| gateway.as_ref().is_some_and(Gateway::is_shared));
+        let going = store.and_then(|store| Some((store, gateway.as_mut()?.pass_on())));
+        if going.is_some() {
+            sleep(BRIEF).await;
+        }
+        self.hub.leave();
         let config = self.config.get();
         let orderly = self.at_rest(run);
         let answers = async {
@@ -59,6 +66,9 @@ impl App {
         self.hub.cut();
         self.gateway = gateway;
         self.close(&format!("{reason}, engines left running")).await;
+        if let Some((store, going)) = going {
+            store.keep(going).await;
+        }
     }
 
     /// Until nothing is under way: the cycle that was given up, then every operation.

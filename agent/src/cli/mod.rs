@@ -4,6 +4,7 @@
 
 mod check;
 pub(crate) mod run;
+mod syslog;
 mod terminal;
 
 use crate::demo::{self, DemoArgs};

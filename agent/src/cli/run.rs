@@ -1,5 +1,6 @@
 //! `hotbunk-agent run`: the daemon.
 
+use super::syslog::{self, Prioritised};
 use super::{check, say};
 use crate::app::{App, Begin, Engines, Former};
 use crate::config::{self, Config, DEFAULT_CONFIG, Facts, LogFormat, OnStop};
@@ -8,13 +9,14 @@ use crate::inherited::{self, Inherited};
 use crate::successor::{self, Plan};
 use clap::Args;
 use hotbunk_api::error::ExitCode as Code;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::{FormatEvent, FormatFields, SubscriberBuilder};
+use tracing_subscriber::{EnvFilter, Registry};
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -81,23 +83,28 @@ static LOG: OnceLock<SetFilter> = OnceLock::new();
 pub(crate) fn logging(config: &Config) {
     let filter =
         EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&config.node.log_filter));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let stderr: fn() -> Stderr = std::io::stderr;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    match (config.node.log_format, syslog::is_stderr()) {
+        (LogFormat::Json, false) => install(lines.json()),
+        (LogFormat::Json, true) => install(lines.json().map_event_format(Prioritised)),
+        (LogFormat::Text, false) => install(lines.with_ansi(std::io::stderr().is_terminal())),
+        (LogFormat::Text, true) => {
+            install(lines.with_ansi(false).without_time().map_event_format(Prioritised));
+        }
+    }
+}
+
+fn install<N, E>(lines: SubscriberBuilder<N, E, EnvFilter, fn() -> Stderr>)
+where
+    N: for<'a> FormatFields<'a> + Send + Sync + 'static,
+    E: FormatEvent<Registry, N> + Send + Sync + 'static,
+{
+    let lines = lines.with_filter_reloading();
+    let handle = lines.reload_handle();
     // A second call within one process (tests) changes nothing.
-    match config.node.log_format {
-        LogFormat::Json => {
-            let lines = lines.json().with_filter_reloading();
-            let handle = lines.reload_handle();
-            if lines.try_init().is_ok() {
-                drop(LOG.set(Box::new(move |filter| handle.reload(filter).is_ok())));
-            }
-        }
-        LogFormat::Text => {
-            let lines = lines.with_ansi(std::io::stderr().is_terminal()).with_filter_reloading();
-            let handle = lines.reload_handle();
-            if lines.try_init().is_ok() {
-                drop(LOG.set(Box::new(move |filter| handle.reload(filter).is_ok())));
-            }
-        }
+    if lines.try_init().is_ok() {
+        drop(LOG.set(Box::new(move |filter| handle.reload(filter).is_ok())));
     }
 }
 

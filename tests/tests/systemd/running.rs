@@ -1,7 +1,7 @@
 //! What goes on while the service runs: cycles by timer, engines that the kernel kills.
 
 use crate::installed::Installed;
-use hotbunk_tests::until;
+use hotbunk_tests::{until, until_some};
 
 /// A cycle by its unit and by its timer leaves a report; stopped, it is cancelled; without an agent it does not start one.
 #[tokio::test]
@@ -25,6 +25,16 @@ async fn a_cycle_runs_by_its_unit_and_by_its_timer() {
     let over = async || node.machine.sh(runs).await.matches("\"succeeded\"").count();
     until("the second report", async || over().await == 2).await;
     node.machine.sh("systemctl disable --now hotbunk-cycle@quick.timer").await;
+
+    // A restart of the agent cancels it, and begins it anew.
+    node.machine.sh("systemctl start --no-block hotbunk-cycle@reference").await;
+    let run = async || node.status().await.and_then(|status| Some(status.cycle?.id));
+    let first = until_some("it to run", async || run().await).await;
+    node.machine.sh("systemctl restart hotbunk-agent").await;
+    until("it to run again", async || run().await.is_some_and(|id| id != first)).await;
+    node.machine.sh("systemctl stop hotbunk-cycle@reference").await;
+    until("it to be cancelled", async || run().await.is_none() && node.status().await.is_some()).await;
+    node.settled("A").await;
 
     // Stopped in the middle.
     node.machine.sh("systemctl start --no-block hotbunk-cycle@reference").await;
@@ -66,6 +76,10 @@ async fn an_engine_that_is_killed_is_no_end_of_the_service() {
     ))
     .await;
     node.model("A").serves().await;
+    // Told as an error, and nothing else is: by priority.
+    let errors = node.machine.sh("journalctl --no-pager -o cat -p err -u hotbunk-agent").await;
+    assert!(errors.lines().count() == 1 && errors.contains("code=\"crashed\""), "{errors}");
+    assert!(errors.starts_with("ERROR"), "no time of its own: {errors}");
     // The group of the one that was killed is gone with it.
     let groups = node.machine.sh("ls -d /sys/fs/cgroup/system.slice/hotbunk-agent.service/hotbunk/*/").await;
     assert_eq!(groups.lines().count(), 2, "{groups}");

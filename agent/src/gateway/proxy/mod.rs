@@ -109,6 +109,11 @@ impl Gateway {
         self.address
     }
 
+    /// Whether somebody else has its listeners as well.
+    pub fn is_shared(&self) -> bool {
+        self.are_shared
+    }
+
     /// Begins to go, and waits until every connection that there was is over: whoever is being answered gets all of
     /// the answer, whoever asks within [`LINGER`] is answered as well, and each is told that its connection closes.
     ///
