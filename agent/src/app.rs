@@ -170,6 +170,7 @@ impl App {
             spec::policy(&config, host_total),
             opened.next_operation.0,
         );
+        node.by_hand = begin.engines == Engines::Leave;
         let slots: Vec<Arc<EngineSlot>> = config
             .engines
             .iter()
