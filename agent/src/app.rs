@@ -15,7 +15,7 @@
 
 mod leave;
 
-use crate::adopt;
+use crate::adopt::{self, Finishing};
 use crate::backend::Backend;
 use crate::clock;
 use crate::config::{self, Config, Current, OnStop};
@@ -35,7 +35,7 @@ use crate::process::Shims;
 use crate::reload::{self, Reloads};
 use crate::schedule::Schedules;
 use crate::status;
-use crate::successor::Listeners;
+use crate::successor::{Connections, Listeners};
 use crate::switcher::{Admission, Board, Handle, Input, Order, Switcher, spec};
 use anyhow::{Context as _, bail};
 use hotbunk_api::event::Happening;
@@ -88,6 +88,8 @@ pub struct App {
     gateway: Option<Gateway>,
     /// What a successor is given.
     listeners: Listeners,
+    /// Engines of a former agent that are not configured any more, on their way out.
+    finishing: Finishing,
     stop: watch::Sender<bool>,
     tasks: Vec<JoinHandle<()>>,
     switcher_task: JoinHandle<()>,
@@ -126,8 +128,13 @@ impl App {
             drop(recorder.record_one(&Context::none(), incident).await);
         }
         // What can be refused is refused while everything still is as it was found.
-        let Inherited { gateway: given, gateway_is_ours, metrics: metrics_given, control: control_given } =
-            begin.inherited;
+        let Inherited {
+            gateway: given,
+            gateway_is_ours,
+            metrics: metrics_given,
+            control: control_given,
+            connections,
+        } = begin.inherited;
         let mut listeners = Listeners::default();
         if let Some(given) = &metrics_given {
             listeners.keep(Name::Metrics, given, false)?;
@@ -155,8 +162,9 @@ impl App {
                 listeners.keep(Name::Gateway, socket, ours)?;
             }
         }
-        let left = adopt::look(&config, &recorder, begin.former == Former::TakeOver, hurry).await?;
+        let mut left = adopt::look(&config, &recorder, begin.former == Former::TakeOver, hurry).await?;
         let left_alone = left.left_alone.clone();
+        let finishing = left.finish(&recorder, config.policy.drain_deadline);
 
         let sampler = devices(&config).await?;
         let memory = |name: &str| {
@@ -231,6 +239,9 @@ impl App {
         if let Some(address) = gateway_address {
             hub.listens_on(address);
         }
+        if let Some(takes) = gateway.as_ref().map(Gateway::takes) {
+            connections.into_iter().for_each(|connection| takes.take(connection));
+        }
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
         let mut tasks = sample_tasks(&hands);
@@ -302,10 +313,18 @@ impl App {
             schedules,
             gateway,
             listeners,
+            finishing,
             stop,
             tasks,
             switcher_task,
         })
+    }
+
+    /// Serves clients whose connections a former agent has kept until now.
+    pub fn take(&mut self, connections: Connections) {
+        if let Some(gateway) = &self.gateway {
+            self.tasks.push(tokio::spawn(connections.give(gateway.takes())));
+        }
     }
 
     /// Ends what runs, stops every engine by its grace, and closes. What is not over by the configured limit, or when
@@ -322,8 +341,9 @@ impl App {
             return self.leave(reason, run, hurry).await;
         }
         self.switcher.tell(Event::Close);
+        let mut finishing = std::mem::take(&mut self.finishing);
         let orderly = async {
-            self.stop_engines().await;
+            tokio::join!(self.stop_engines(), finishing.stop());
             // Its end stands in the journal before the agent's.
             if let Some(run) = run {
                 run.over().await;
@@ -335,6 +355,7 @@ impl App {
             () = limit => tracing::warn!("not everything ended in time; what is left is killed"),
             () = hurry => tracing::warn!("told to hurry; what is left is killed"),
         }
+        finishing.kill().await;
         for slot in self.hands.engines.all().iter() {
             let ended = slot.stop(Duration::ZERO).await;
             if ended.left > 0 {

@@ -14,18 +14,21 @@
 //! The protocol is systemd's: `LISTEN_PID` is this process, `LISTEN_FDS` says how many descriptors there are from 3 on,
 //! `LISTEN_FDNAMES` names them, by `FileDescriptorName=` of the unit. The names are the keys of [`Name`].
 //!
+//! Beside listeners there may be clients' connections, kept from one agent to the next ([`crate::fd_store`]).
+//!
 //! What is handed over must agree with the configuration. Two places that say where the node can be reached are a
 //! mistake as soon as they differ, and whichever won, the other's clients would be wrong: sent nowhere, or let in from a
 //! network that the configuration keeps out. So it is refused, before anything is touched, with what to write. A name
 //! that nobody knows is refused as well: nobody would accept there, and clients would hang.
 
 use crate::config::Config;
+use crate::fd_store;
 use listenfd::ListenFd;
 use rustix::net::sockopt;
 use std::fmt;
 use std::io;
-use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsFd;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
@@ -154,6 +157,8 @@ pub struct Inherited {
     pub metrics: Option<TcpListener>,
     /// Of the control API.
     pub control: Option<UnixListener>,
+    /// Clients' connections that the service manager has kept ([`crate::fd_store`]).
+    pub connections: Vec<TcpStream>,
 }
 
 impl Inherited {
@@ -167,8 +172,18 @@ impl Inherited {
         let names: Vec<String> =
             sd_notify::listen_fds_with_names().map_err(Error::Protocol)?.map(|(_, name)| name).collect();
         let mut given = ListenFd::from_env();
+        if names.iter().any(|name| name == fd_store::NAME) {
+            fd_store::empty();
+        }
         let (mut gateway, mut metrics, mut control) = (Vec::new(), Vec::new(), Vec::new());
+        let mut connections = Vec::new();
         for (at, written) in names.into_iter().enumerate() {
+            if written == fd_store::NAME {
+                // One that is of no use is its client's loss alone. The crate asks no more of a listener than that it is TCP.
+                let connection = given.take_tcp_listener(at).ok().flatten();
+                connections.extend(connection.map(|socket| TcpStream::from(OwnedFd::from(socket))));
+                continue;
+            }
             let Some(name) = Name::of(&written) else {
                 return Err(Error::Unknown { name: written });
             };
@@ -187,6 +202,7 @@ impl Inherited {
             gateway_is_ours: false,
             metrics: single(Name::Metrics, metrics)?,
             control: single(Name::Control, control)?,
+            connections,
         })
     }
 

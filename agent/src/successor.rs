@@ -1,8 +1,8 @@
 //! An agent that starts its own successor, and lives on until the answers that it is passing on have ended.
 //!
 //! ```text
-//!   old    serves ─ SIGUSR2 ─ nothing under way ─ journal, sockets let go ─┬─ passes on what runs ─────── gone
-//!                                                                          │ listeners, by a unix socket
+//!   old    serves ─ SIGUSR2 ─ nothing under way ─ journal, sockets let go ─┬─ passes on what runs ─────────── gone
+//!                                                                          │ listeners         │ connections
 //!   new                                                                    └─ starts ─ takes over ─ "up" ─ serves …
 //! ```
 //!
@@ -14,24 +14,28 @@
 //! what runs in it, too, so a handoff waits for them as for its own.
 //!
 //! Listeners go over the new one's standard input, a unix socket, as `SCM_RIGHTS`. Descriptors that are inherited by
-//! number would need variables that say which, and code that believes them.
+//! number would need variables that say which, and code that believes them. The same way go, once the new one is up,
+//! clients' connections on which nothing is under way ([`crate::gateway::proxy::Going`]), a byte for each.
 
+use crate::gateway::proxy::{Going, Takes};
 use crate::inherited::{Inherited, Name};
+use crate::orphan::Orphan;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
-use tokio::io::AsyncReadExt;
-use tokio::process::{Child, Command};
+use tokio::io::{AsyncReadExt, Interest};
+use tokio::process::Command;
 
 /// The argument by which a successor knows what its standard input is. Its value is the program's path, which a program
 /// that has been replaced cannot find out.
@@ -46,6 +50,8 @@ const UP: &[u8; 3] = b"up\n";
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How long a check of the configuration may take.
 const CHECK: Duration = Duration::from_secs(30);
+/// How long the end of one that ends is waited for.
+const ENDING: Duration = Duration::from_secs(10);
 
 /// Why there is no successor.
 #[derive(Debug, thiserror::Error)]
@@ -69,8 +75,8 @@ pub enum Error {
         said: String,
     },
     /// It ended.
-    #[error("the next agent ended before it served ({0}); its last lines say why")]
-    Ended(ExitStatus),
+    #[error("the next agent ended before it served; its last lines say why")]
+    Ended,
     /// It does not come up.
     #[error("the next agent did not serve within {} s", PATIENCE.as_secs())]
     Late,
@@ -141,12 +147,87 @@ impl Former {
         Ok((inherited, Former { stream }))
     }
 
-    /// This agent serves.
+    /// This agent serves; where the former one's connections come.
     ///
     /// # Errors
     /// The former one is gone already: nobody has told systemd of this one, and it starts another.
-    pub fn is_up(mut self) -> io::Result<()> {
-        self.stream.write_all(UP)
+    pub fn is_up(mut self) -> io::Result<Connections> {
+        self.stream.write_all(UP)?;
+        self.stream.set_nonblocking(true)?;
+        Ok(Connections { stream: tokio::net::UnixStream::from_std(self.stream)? })
+    }
+}
+
+/// Clients' connections that a former agent sends one by one, until it ends.
+#[derive(Debug)]
+pub struct Connections {
+    stream: tokio::net::UnixStream,
+}
+
+impl Connections {
+    /// Has them served.
+    pub async fn give(self, to: Takes) {
+        loop {
+            match self.stream.async_io(Interest::READABLE, || receive_one(&self.stream)).await {
+                Ok(Some(connection)) => to.take(connection),
+                Ok(None) => return,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection that the former agent had kept is lost");
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The next connection; `None` where no more come.
+fn receive_one(from: &tokio::net::UnixStream) -> io::Result<Option<TcpStream>> {
+    // With room for one byte, as many descriptors come as belong to it.
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut rights = RecvAncillaryBuffer::new(&mut space);
+    let got = recvmsg(from, &mut [IoSliceMut::new(&mut byte)], &mut rights, RecvFlags::CMSG_CLOEXEC)?;
+    if got.bytes == 0 {
+        return Ok(None);
+    }
+    match descriptors(&mut rights).pop() {
+        Some(connection) => Ok(Some(TcpStream::from(connection))),
+        None => Err(io::Error::other("it has not arrived: there are too many open files")),
+    }
+}
+
+fn descriptors(rights: &mut RecvAncillaryBuffer<'_>) -> Vec<OwnedFd> {
+    let of = |message| if let RecvAncillaryMessage::ScmRights(fds) = message { Some(fds) } else { None };
+    rights.drain().filter_map(of).flatten().collect()
+}
+
+/// The former agent's side: a successor that serves.
+#[derive(Debug)]
+pub struct Next {
+    pid: u32,
+    stream: tokio::net::UnixStream,
+}
+
+impl Next {
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.pid
+    }
+
+    /// Sends it connections until there are no more.
+    pub async fn take(self, mut going: Going) {
+        while let Some(connection) = going.recv().await {
+            let sent = self.stream.async_io(Interest::WRITABLE, || {
+                let connection = [connection.as_fd()];
+                let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                let mut rights = SendAncillaryBuffer::new(&mut space);
+                rights.push(SendAncillaryMessage::ScmRights(&connection));
+                Ok(sendmsg(&self.stream, &[IoSlice::new(b"c")], &mut rights, SendFlags::NOSIGNAL)?)
+            });
+            if let Err(error) = sent.await {
+                tracing::warn!(%error, "a client's connection cannot be handed over, and closes");
+            }
+        }
     }
 }
 
@@ -159,13 +240,7 @@ fn receive(from: &UnixStream) -> io::Result<Inherited> {
         return Err(io::Error::other("not all descriptors have arrived: there are too many open files"));
     }
     let listed: Vec<Listed> = serde_json::from_slice(&letter[..got.bytes])?;
-    let sockets: Vec<OwnedFd> = rights
-        .drain()
-        .filter_map(
-            |message| if let RecvAncillaryMessage::ScmRights(fds) = message { Some(fds) } else { None },
-        )
-        .flatten()
-        .collect();
+    let sockets = descriptors(&mut rights);
     if sockets.len() != listed.len() {
         return Err(io::Error::other(format!("{} sockets for {} names", sockets.len(), listed.len())));
     }
@@ -214,14 +289,14 @@ impl Plan {
         Err(Error::Refused { program: self.program.clone(), config: self.config.clone(), said })
     }
 
-    /// Starts it and waits until it serves; its pid. Where the program that lies there does not come up, this one is
+    /// Starts it and waits until it serves. Where the program that lies there does not come up, this one is
     /// started again: it did.
     ///
     /// # Errors
     /// [`Error`], of this program.
-    pub async fn start(&self, listeners: &Listeners) -> Result<u32, Error> {
+    pub async fn start(&self, listeners: &Listeners) -> Result<Next, Error> {
         match self.start_program(&self.program, listeners).await {
-            Ok(pid) => Ok(pid),
+            Ok(next) => Ok(next),
             Err(error) => {
                 tracing::error!(
                     error = crate::effects::chain(&error),
@@ -233,37 +308,34 @@ impl Plan {
         }
     }
 
-    async fn start_program(&self, program: &Path, listeners: &Listeners) -> Result<u32, Error> {
+    async fn start_program(&self, program: &Path, listeners: &Listeners) -> Result<Next, Error> {
         let (ours, theirs) = UnixStream::pair().map_err(Error::Hand)?;
-        let mut command = Command::new(program);
-        command.args(["run", "--config"]).arg(&self.config).args(&self.args).arg(FLAG).arg(&self.program);
+        let mut words: Vec<OsString> =
+            [program.as_os_str(), "run".as_ref(), "--config".as_ref()].map(Into::into).into();
+        words.push(self.config.clone().into());
+        words.extend(self.args.iter().map(OsString::from));
+        words.extend([FLAG.into(), self.program.clone().into()]);
         // The watchdog of the unit is the successor's from now on, whatever its pid.
-        command.env_remove("WATCHDOG_PID").stdin(Stdio::from(OwnedFd::from(theirs)));
-        let mut child: Child =
-            command.spawn().map_err(|source| Error::Run { program: program.to_owned(), source })?;
-        // The command holds the other end.
-        drop(command);
+        let next = Orphan::start(&words, theirs.into(), "WATCHDOG_PID").await;
+        let next = next.map_err(|source| Error::Run { program: program.to_owned(), source })?;
         let come = async {
             listeners.send(&ours).map_err(Error::Hand)?;
             ours.set_nonblocking(true).map_err(Error::Hand)?;
             let mut ours = tokio::net::UnixStream::from_std(ours).map_err(Error::Hand)?;
             let mut word = [0; UP.len()];
             if ours.read_exact(&mut word).await.is_ok() && &word == UP {
-                return Ok(());
+                return Ok(ours);
             }
             // It has closed it, so it ends.
-            Err(child.wait().await.map_or_else(Error::Hand, Error::Ended))
+            next.ended(ENDING).await.map_err(Error::Hand)?;
+            Err(Error::Ended)
         };
         let outcome = tokio::time::timeout(PATIENCE, come).await.unwrap_or(Err(Error::Late));
-        match (outcome, child.id()) {
-            (Ok(()), Some(pid)) => Ok(pid),
-            (Ok(()), None) => Err(Error::Late),
-            (Err(error), _) => {
-                // It must not come up later, beside the one that is started instead.
-                drop(child.kill().await);
-                Err(error)
-            }
+        if outcome.is_err() {
+            // It must not come up later, beside the one that is started instead.
+            next.kill(ENDING).await;
         }
+        outcome.map(|stream| Next { pid: next.pid(), stream })
     }
 }
 
@@ -291,6 +363,32 @@ mod tests {
         let address = gateway.local_addr().unwrap();
         drop((gateway, listeners));
         std::net::TcpStream::connect(address).unwrap();
+    }
+
+    #[tokio::test]
+    async fn connections_follow_one_by_one() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (to, going) = tokio::sync::mpsc::unbounded_channel();
+        let mut clients = Vec::new();
+        for _ in 0..300 {
+            clients.push(TcpStream::connect(address).unwrap());
+            to.send(listener.accept().unwrap().0).unwrap();
+        }
+        drop(to);
+        let (ours, theirs) = tokio::net::UnixStream::pair().unwrap();
+        let sending = tokio::spawn(Next { pid: 0, stream: ours }.take(going));
+        let mut got = Vec::new();
+        while let Some(connection) =
+            theirs.async_io(Interest::READABLE, || receive_one(&theirs)).await.unwrap()
+        {
+            got.push(connection);
+        }
+        sending.await.unwrap();
+        let ports = |all: &[TcpStream], of: fn(&TcpStream) -> io::Result<std::net::SocketAddr>| {
+            all.iter().map(|one| of(one).unwrap().port()).collect::<Vec<_>>()
+        };
+        assert_eq!(ports(&got, TcpStream::peer_addr), ports(&clients, TcpStream::local_addr));
     }
 
     #[test]

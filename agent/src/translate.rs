@@ -91,7 +91,7 @@ pub fn failure(failure: &Failure, phase: Option<&str>) -> ApiError {
         Cause::Leftovers => ErrorCode::StopFailed,
         Cause::Gone => ErrorCode::Crashed,
         Cause::Cancelled => ErrorCode::Cancelled,
-        Cause::WrongTier | Cause::NotAdopted => ErrorCode::Refused,
+        Cause::WrongTier | Cause::Drifted | Cause::NotAdopted => ErrorCode::Refused,
         Cause::PortTaken => ErrorCode::StartFailed,
     };
     let error = ApiError::new(code, failure.detail.clone());

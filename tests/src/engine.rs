@@ -18,7 +18,11 @@ pub struct Engine {
 }
 
 impl Engine {
-    pub(crate) fn new(name: &str, port: u16, model: &str) -> Self {
+    /// The one that serves this model on this port of the loopback address.
+    ///
+    /// # Panics
+    /// There is no client.
+    pub fn new(name: &str, port: u16, model: &str) -> Self {
         let http = Client::builder().pool_max_idle_per_host(0).no_proxy().build().expect("a client");
         Engine { name: name.to_owned(), port, model: model.to_owned(), http }
     }

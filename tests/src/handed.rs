@@ -2,29 +2,32 @@
 
 use crate::agent::Agent;
 use crate::binaries::agent_binary;
+use crate::fd_store::FdStore;
 use crate::node::Node;
-use std::fs::DirBuilder;
+use command_fds::{CommandFdExt, FdMapping};
+use std::fs::{DirBuilder, File};
 use std::net::{Ipv4Addr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::net::UnixListener;
 use std::process::{Child, Command, Stdio};
 
-/// What a program needs to find descriptors from 3 on, and `LISTEN_PID` and `WATCHDOG_PID` to be itself. The sockets come as its standard
-/// streams, which is the way to hand them over without leaving them open to every other child.
-const HAND: &str = "exec 3<&0 4<&1 5<&2 0</dev/null 1>/dev/null 2>>\"$HANDED_LOG\"\n\
-                    LISTEN_PID=$$; WATCHDOG_PID=$$; export LISTEN_PID WATCHDOG_PID; exec \"$@\"";
+/// What a program needs for `LISTEN_PID` and `WATCHDOG_PID` to be itself.
+const HAND: &str = "LISTEN_PID=$$; WATCHDOG_PID=$$; export LISTEN_PID WATCHDOG_PID; exec \"$@\"";
+/// The first descriptor that is handed over.
+const FIRST: i32 = 3;
 
-/// Sockets with their names, in the order in which they are handed over; three at most.
+/// Sockets with their names, in the order in which they are handed over; and what one agent leaves to the next.
 #[derive(Debug)]
 pub struct Handed {
     sockets: Vec<(String, OwnedFd)>,
+    store: Option<FdStore>,
 }
 
 impl Handed {
     /// None.
     pub fn nothing() -> Self {
-        Handed { sockets: Vec::new() }
+        Handed { sockets: Vec::new(), store: None }
     }
 
     /// All that a node has, where its configuration says.
@@ -49,6 +52,18 @@ impl Handed {
         self
     }
 
+    /// With a store for what an agent leaves to the next.
+    #[must_use]
+    pub fn storing(mut self, node: &Node) -> Self {
+        self.store = Some(FdStore::at(&node.dir().join("manager")));
+        self
+    }
+
+    /// How many descriptors are stored at present.
+    pub fn stored(&self) -> usize {
+        self.store.as_ref().map_or(0, |store| store.kept().len())
+    }
+
     /// Inodes of the sockets, as `/proc/PID/fd` names them.
     ///
     /// # Panics
@@ -62,25 +77,30 @@ impl Handed {
     /// # Panics
     /// It cannot be run.
     pub fn spawn(&self, node: &Node) -> Child {
-        let slot = |at: usize| match self.sockets.get(at) {
-            None => Stdio::null(),
-            Some((_, socket)) => Stdio::from(socket.as_fd().try_clone_to_owned().expect("a descriptor")),
-        };
-        let names: Vec<&str> = self.sockets.iter().map(|(name, _)| &**name).collect();
-        Command::new("/bin/sh")
+        let log = node.dir().join("agent.log");
+        let log = File::options().append(true).create(true).open(log).expect("the log");
+        let copy = |fd: &OwnedFd| fd.as_fd().try_clone_to_owned().expect("a descriptor");
+        let mut all: Vec<(String, OwnedFd)> =
+            self.sockets.iter().map(|(name, fd)| (name.clone(), copy(fd))).collect();
+        let mut command = Command::new("/bin/sh");
+        if let Some(store) = &self.store {
+            all.extend(store.kept());
+            command.env("FDSTORE", "64").env("NOTIFY_SOCKET", store.path());
+        }
+        let names: Vec<&str> = all.iter().map(|(name, _)| &**name).collect();
+        command
             .args(["-c", HAND, "sh"])
             .arg(agent_binary())
             .args(["run", "--config"])
             .arg(node.config())
             .envs(node.environment())
-            .env("HANDED_LOG", node.dir().join("agent.log"))
-            .env("LISTEN_FDS", self.sockets.len().to_string())
+            .env("LISTEN_FDS", all.len().to_string())
             .env("LISTEN_FDNAMES", names.join(":"))
-            .stdin(slot(0))
-            .stdout(slot(1))
-            .stderr(slot(2))
-            .spawn()
-            .expect("a shell")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(log);
+        let mapped = (FIRST..).zip(all).map(|(child_fd, (_, parent_fd))| FdMapping { parent_fd, child_fd });
+        command.fd_mappings(mapped.collect()).expect("each descriptor once").spawn().expect("a shell")
     }
 
     /// Starts an agent with them and waits until it answers.

@@ -15,6 +15,7 @@ mod body;
 mod by_hand;
 mod ctl;
 mod engine;
+mod fd_store;
 mod handed;
 mod node;
 mod ports;

@@ -150,6 +150,7 @@ impl Operation {
         self.reported = all(&self.reported)?;
         self.repaired = all(&self.repaired)?;
         self.relaunched = all(&self.relaunched)?;
+        self.asked = all(&self.asked)?;
         if let Some(failure) = &mut self.failure {
             failure.engine = engine(failure.engine)?;
         }

@@ -9,7 +9,7 @@
 //! span several devices hold the same on each.
 
 use crate::ids::{DeviceId, EngineId};
-use crate::state::{Condition, Engine, Node};
+use crate::state::{Condition, Drift, Engine, Node};
 use crate::tier::Tier;
 
 const GIB: u64 = 1 << 30;
@@ -152,13 +152,15 @@ pub fn residence_threshold(node: &Node, device: DeviceId, moved: EngineId) -> Op
     let e = node.engine(moved);
     let declared = || Some((e.spec.estimate.weights?.saturating_add(e.spec.estimate.kv_cache?)) / 10 * 9);
     let own = e.measured(Tier::Awake).or_else(declared)?;
-    // Engines whose process has ended count for nothing here: their bytes may be back already.
-    let lives = |id: &EngineId| {
-        let e = node.engine(*id);
-        *id != moved && !e.dead && !matches!(e.condition, Condition::Failed(_))
+    // Engines whose process has ended count for nothing here: their bytes may be back already. So may those of one that
+    // somebody else has put to sleep, or only paused: it counts for what it holds asleep.
+    let others = node.engines_on(device).filter(|id| *id != moved).map(|id| node.engine(id));
+    let others = others.filter(|e| !e.dead && !matches!(e.condition, Condition::Failed(_)));
+    let there = |e: &Engine| match e.condition {
+        Condition::Adrift(Drift::FoundAsleep) => e.held.min(residual(e)),
+        _ => e.held,
     };
-    let others: u64 =
-        node.engines_on(device).filter(lives).map(|id| node.engine(id).held).fold(0, u64::saturating_add);
+    let others = others.map(there).fold(0, u64::saturating_add);
     let expected = node.device(device).foreign.saturating_add(own).saturating_add(others);
     Some(expected.saturating_sub(node.device(device).spec.slack))
 }

@@ -105,6 +105,8 @@ pub enum Step {
     },
     /// Device bytes are there.
     AwaitResidence(EngineId),
+    /// Whether a neighbour that should be awake is: the bytes that are missing may be its own.
+    Ask(EngineId),
     /// A verified token.
     Probe {
         /// Engine.
@@ -161,6 +163,7 @@ macro_rules! engine_of {
             | Step::ConfirmAsleep(e)
             | Step::ConfirmAwake(e)
             | Step::AwaitResidence(e)
+            | Step::Ask(e)
             | Step::Spawn(e)
             | Step::Ready(e)
             | Step::WarmUp(e)
@@ -235,6 +238,7 @@ impl Step {
             Step::Resolve { engine, .. } => format!("wait until {} answers again", name(engine)),
             Step::AwaitRelease { engine, tier } => format!("{}'s bytes are down to {tier}", name(engine)),
             Step::AwaitResidence(e) => format!("{}'s bytes are back", name(e)),
+            Step::Ask(e) => format!("ask {} whether it is awake", name(e)),
             Step::Probe { engine, .. } => format!("probe {}", name(engine)),
             Step::Spawn(e) => format!("spawn {}", name(e)),
             Step::Ready(e) => format!("{} is ready", name(e)),
@@ -309,6 +313,8 @@ pub enum Cause {
     Cancelled,
     /// The engine is not in a tier that the step could begin from.
     WrongTier,
+    /// Somebody else has moved the engine: it is repaired first.
+    Drifted,
     /// Somebody else listens on the engine's port: no process was started.
     PortTaken,
     /// What runs there may not be taken over.
@@ -338,6 +344,7 @@ impl Cause {
             | Cause::NoEvidence
             | Cause::Cancelled
             | Cause::WrongTier
+            | Cause::Drifted
             | Cause::PortTaken
             | Cause::NotAdopted => false,
         }
@@ -365,6 +372,7 @@ impl Cause {
             Cause::Gone => "engine_gone",
             Cause::Cancelled => "cancelled",
             Cause::WrongTier => "wrong_tier",
+            Cause::Drifted => "drifted",
             Cause::PortTaken => "port_taken",
             Cause::NotAdopted => "not_adopted",
         }
@@ -400,6 +408,7 @@ pub fn incident_of(step: &Step, cause: Cause) -> Option<Incident> {
         | Cause::NoRoom
         | Cause::Cancelled
         | Cause::WrongTier
+        | Cause::Drifted
         | Cause::NotAdopted
         | Cause::NoEvidence => return None,
         Cause::CallRefused if matches!(step, Step::Call { call: Call::ReleaseKvCache, .. }) => {

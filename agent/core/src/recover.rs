@@ -7,6 +7,7 @@
 //! |---|---|---|
 //! | any of a rehearsal | any | KV release refused: never park, go on; else: end it, start it without, switch by restart |
 //! | drain | deadline | give up, admission opens again |
+//! | drain, any way down | found asleep | give up: it is repaired first, and whoever waits inside it is served |
 //! | `/sleep` | refused | once again if retry safe; 0.10.2–0.27: wake the worker behind the engine; else end it |
 //! | `/release_kv_cache_memory` | refused | wake the KV cache, probe, never park again |
 //! | any call, `/is_sleeping` | no answer | long poll; no answer to that: end it |
@@ -14,6 +15,7 @@
 //! | bytes gone? | no | once: the worker's own sleep if retry safe; then wake it again |
 //! | `/wake_up` | refused | once again if retry safe; then give back by the worker's own sleep, else end it |
 //! | awake? | says no | give back, else end it |
+//! | bytes back? | not at a glance | ask its neighbours whether they are awake, then wait for its bytes in earnest |
 //! | bytes back? | no | end it: a probe would kill it anyway |
 //! | probe | no token, other tokens | once again; then end it (after level 2: that level is unsafe) |
 //! | bytes gone? | not to be seen | on its way out of awake: wake it again; further down: end it; stopped: believe the sweep |
@@ -43,6 +45,8 @@ pub enum Recovery {
     Accept,
     /// These steps, then the rest of the program.
     First(Vec<Step>),
+    /// Before it is blamed: these neighbours are asked whether they are awake, then the step again.
+    AskAround(Vec<EngineId>),
     /// The engine cannot be trusted any more: its process tree goes.
     Lost(EngineId),
     /// The operation's goal is given up: these steps, then what served before is restored.
@@ -71,13 +75,19 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
         (Step::AwaitRelease { tier: Tier::Stopped, .. } | Step::Stop { .. }, _) => Recovery::Leftovers(id),
         // It was to be stopped: what is left of it goes the same way.
         (Step::Drain(_), Cause::Gone) if is_being_stopped(op, id) => Recovery::First(Vec::new()),
+        // Of a neighbour: what it is will be told by its exit.
+        (Step::Ask(_), _) => Recovery::Accept,
         (_, Cause::Gone) => Recovery::Lost(id),
+        (Step::AwaitResidence(_), Cause::ResidenceMissing | Cause::NoEvidence) if is_glance(node, op, id) => {
+            Recovery::AskAround(neighbours(node, id))
+        }
         (Step::AwaitRelease { .. } | Step::AwaitResidence(_), Cause::NoEvidence) if rehearsing => {
             Recovery::Accept
         }
         (Step::Call { .. }, _) if rehearsing && park_refused => Recovery::NeverPark(id, take_kv_back(id)),
         (Step::Probe { .. }, _) if rehearsing && op.attempts == 0 => Recovery::Retry,
         _ if rehearsing => Recovery::RehearsalFailed(id),
+        (Step::Drain(_), Cause::Drifted) => Recovery::GiveUp(Vec::new()),
         (Step::Drain(_), _) => Recovery::GiveUp(vec![Step::Open(id)]),
         (Step::ReserveWake(_) | Step::ReserveStart(_), _) if e.condition != Condition::Moving => {
             Recovery::GiveUp(Vec::new())
@@ -111,6 +121,22 @@ pub fn recover(node: &Node, op: &Operation, step: &Step, cause: Cause) -> Recove
         (Step::Fall { .. } | Step::Rise(_) | Step::Launch { .. }, _) => Recovery::GiveUp(Vec::new()),
         _ => Recovery::Lost(id),
     }
+}
+
+/// Neighbours that are believed to be awake: what one of them does not hold any more, the device does not show.
+fn neighbours(node: &Node, id: EngineId) -> Vec<EngineId> {
+    let devices = &node.engine(id).spec.devices;
+    let awake = |other: &EngineId| {
+        let e = node.engine(*other);
+        let settled = e.tier == Tier::Awake && e.condition == Condition::Settled && e.process && !e.dead;
+        *other != id && settled && e.spec.devices.iter().any(|d| devices.contains(d))
+    };
+    node.ids().filter(awake).collect()
+}
+
+/// Whether missing bytes are not held against an engine yet, since nobody has asked its neighbours.
+pub(crate) fn is_glance(node: &Node, op: &Operation, id: EngineId) -> bool {
+    !op.asked.contains(&id) && !neighbours(node, id).is_empty()
 }
 
 /// Of a server that is being taken over: whatever goes wrong, it is left as it was found.

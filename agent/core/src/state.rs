@@ -348,6 +348,9 @@ pub struct Operation {
     pub repaired: Vec<EngineId>,
     /// Engines that have been started again to restore service.
     pub relaunched: Vec<EngineId>,
+    /// Engines whose bytes were missing, and whose neighbours have been asked since.
+    #[serde(default)]
+    pub asked: Vec<EngineId>,
     /// Attempts at the step being done.
     pub attempts: u8,
     /// It has begun to move memory.

@@ -16,14 +16,16 @@
 //! it is.
 //!
 //! A process that was started with other settings than are configured now serves on as it is (that is what it was doing)
-//! and is said; it is restarted with them at its next idle moment, as after a reload. One whose engine is not configured any more is stopped. One without its
-//! shim cannot be held: nobody reads its output or would hear of its end, so its tree is ended, as when a shim dies under
+//! and is said; it is restarted with them at its next idle moment, as after a reload. One whose engine is not configured any more is stopped
+//! once its requests have ended ([`finishing`]). One without its shim cannot be held: nobody reads its output or would hear of its end, so its tree is ended, as when a shim dies under
 //! a living agent. A server that somebody else had started, and that was not ours yet when its agent ended
 //! ([`hotbunk_core::step`]), is held on to where its taking over goes on, and else let go as it was.
 
 mod find;
+mod finishing;
 mod keep;
 
+pub use finishing::Finishing;
 pub use keep::{Former, Keeper, Life, keep_life};
 
 use crate::clock;
@@ -34,6 +36,7 @@ use crate::events::{Context, Incident, Recorder};
 use crate::journal::record::{Outcome, Record};
 use crate::process::{self, LeftAlone, Predecessor, Scan};
 use crate::switcher::Order;
+use finishing::Serving;
 use hotbunk_api::operation::Operation;
 use hotbunk_core::adopt::{Adopted, Adoption, Found, Process};
 use hotbunk_core::call::SleepingAnswer;
@@ -73,6 +76,7 @@ impl Taken {
 #[derive(Debug)]
 pub struct Left {
     candidates: Vec<Predecessor>,
+    serving: Vec<Serving>,
     resume: bool,
     /// What proves nothing; an operator's.
     pub left_alone: Vec<LeftAlone>,
@@ -125,9 +129,22 @@ pub async fn look(
             strays.push(predecessor);
         }
     }
+    let mut serving = Vec::new();
+    let mut at_once = Vec::new();
+    for stray in strays {
+        let configured = config.engines.iter().any(|e| e.name == stray.engine());
+        if !resume || configured || !stray.shim_alive {
+            at_once.push(stray);
+            continue;
+        }
+        match Serving::of(stray).await {
+            Ok(one) => serving.push(one),
+            Err(stray) => at_once.push(*stray),
+        }
+    }
     tokio::pin!(hurry);
     let mut hurried = false;
-    for stray in strays {
+    for stray in at_once {
         let grace = match config.engines.iter().find(|e| e.name == stray.engine()) {
             // Without its shim it cannot even write a line any more.
             _ if !stray.shim_alive => Duration::ZERO,
@@ -150,7 +167,14 @@ pub async fn look(
         );
         drop(recorder.record_one(&Context::none(), Incident::PredecessorStopped { engine, pid }).await);
     }
-    Ok(Left { candidates, left_alone, resume })
+    Ok(Left { candidates, serving, left_alone, resume })
+}
+
+impl Left {
+    /// Those that end their requests first are let go on, for so long at most.
+    pub fn finish(&mut self, recorder: &Recorder, deadline: Duration) -> Finishing {
+        Finishing::begin(std::mem::take(&mut self.serving), recorder, deadline)
+    }
 }
 
 /// Whether it is a server that somebody else had started, and that had not become an engine when the agent ended that was

@@ -5,6 +5,7 @@
 //!                                     └─ answers end, or cut ─┘
 //!
 //!   hand over   operations end ─ tells those who wait ─ journal, sockets let go ─ the next agent serves ─ answers end ─ gone
+//!                                                                                     └─ takes connections that are free ─┘
 //! ```
 //!
 //! Either way nothing is under way when the owner of the state stops, unless that takes too long: then the next agent goes
@@ -12,10 +13,12 @@
 //! its hands did then would be done to the engines of another.
 
 use super::App;
+use crate::adopt::Finishing;
 use crate::clock;
 use crate::cycle::Shown;
+use crate::fd_store::FdStore;
 use crate::gateway::Hub;
-use crate::gateway::proxy::{Gateway, LINGER};
+use crate::gateway::proxy::Gateway;
 use crate::successor::{Error, Listeners, Plan};
 use hotbunk_api::event::Happening;
 use std::pin::pin;
@@ -23,16 +26,24 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-/// How long clients that have just connected may take to say what they want, before the next agent is started.
-const BRIEF: Duration = Duration::from_millis(100);
+/// How long requests that are just coming in may take to be let through, when connections go to the next agent.
+const BRIEF: Duration = Duration::from_millis(50);
 /// How long clients whose answers were ended may take to hear it.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
 impl App {
     /// Goes, and leaves the engines where they are. Operations and answers that are under way end side by side.
     pub(super) async fn leave(mut self, reason: &str, run: Option<Shown>, hurry: impl Future<Output = ()>) {
-        self.hub.leave();
+        // What is on its way out is the next agent's to end.
+        self.finishing = Finishing::default();
         let mut gateway = self.gateway.take();
+        // Only whoever keeps the listeners will start another agent for them.
+        let store = FdStore::offered().filter(|_| gateway.as_ref().is_some_and(Gateway::is_shared));
+        let going = store.and_then(|store| Some((store, gateway.as_mut()?.pass_on())));
+        if going.is_some() {
+            sleep(BRIEF).await;
+        }
+        self.hub.leave();
         let config = self.config.get();
         let orderly = self.at_rest(run);
         let answers = async {
@@ -55,6 +66,9 @@ impl App {
         self.hub.cut();
         self.gateway = gateway;
         self.close(&format!("{reason}, engines left running")).await;
+        if let Some((store, going)) = going {
+            store.keep(going).await;
+        }
     }
 
     /// Until nothing is under way: the cycle that was given up, then every operation.
@@ -85,6 +99,7 @@ impl App {
         hurry: impl Future<Output = ()>,
     ) -> Result<(), Error> {
         let mut hurry = pin!(hurry);
+        self.finishing = Finishing::default();
         let run = self.cycles.give_up();
         let grace = self.config.get().node.shutdown_grace;
         tokio::select! {
@@ -93,16 +108,10 @@ impl App {
         }
         self.events.publish(clock::epoch(), Happening::Stopping { reason: reason.to_owned() });
         let mut gateway = self.gateway.take();
-        if let Some(gateway) = &gateway {
-            gateway.keep_no_connection();
-            sleep(LINGER).await;
-        }
-        // From here on whoever comes waits for the next agent; so it is made short.
+        // From here on whoever comes, or asks once more, waits for the next agent; so it is made short.
+        let going = gateway.as_mut().map(Gateway::pass_on);
+        sleep(BRIEF).await;
         self.hub.leave();
-        if let Some(gateway) = &mut gateway {
-            gateway.share();
-            drop(timeout(BRIEF, gateway.leave()).await);
-        }
         // Something may have begun meanwhile; most often nothing has.
         tokio::select! {
             rest = timeout(grace, self.at_rest(None)) => drop(rest),
@@ -115,19 +124,28 @@ impl App {
         let is_at_rest = switcher.node().operations.is_empty();
         let begun = if is_at_rest { plan.start(&listeners).await } else { Err(Error::Busy) };
         drop::<Listeners>(listeners);
-        match &begun {
-            Ok(pid) => {
-                tracing::info!(pid, requests = hub.all_in_flight(), "the next agent serves");
-                served(*pid);
-            }
+        let begun = begun.inspect_err(|error| {
             // What its hands do may not go on for long.
-            Err(Error::Busy) => hub.cut(),
-            Err(_) => {}
-        }
+            if matches!(error, Error::Busy) {
+                hub.cut();
+            }
+        });
+        let (passing, outcome) = match (begun, going) {
+            (Ok(next), going) => {
+                tracing::info!(pid = next.pid(), requests = hub.all_in_flight(), "the next agent serves");
+                served(next.pid());
+                (going.map(|going| tokio::spawn(async move { next.take(going).await })), Ok(()))
+            }
+            (Err(error), _) => (None, Err(error)),
+        };
         if let Some(gateway) = gateway {
             pass_on(&hub, gateway, config.gateway.upgrade_drain, hurry).await;
         }
-        begun.map(|_| ())
+        if let Some(passing) = passing {
+            // The gateway has ended, so there are no more of them.
+            drop(timeout(LAST_WORDS, passing).await);
+        }
+        outcome
     }
 }
 

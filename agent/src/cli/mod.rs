@@ -4,12 +4,14 @@
 
 mod check;
 pub(crate) mod run;
+mod syslog;
 mod terminal;
 
 use crate::demo::{self, DemoArgs};
 use clap::{CommandFactory, Parser, Subcommand};
 use hotbunk_api::error::ExitCode as Code;
 pub(crate) use run::filter_log;
+use std::ffi::OsString;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -43,6 +45,13 @@ enum Command {
         #[arg(long)]
         spec: PathBuf,
     },
+    /// The process between the agent and its successor (the agent starts it).
+    #[command(hide = true, name = crate::orphan::SUBCOMMAND)]
+    Beget {
+        /// What to start.
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        words: Vec<OsString>,
+    },
     /// Write shell completions to stdout.
     Completions {
         /// Which shell.
@@ -69,6 +78,7 @@ pub fn main() -> ExitCode {
         Command::Check(args) => check::main(&args),
         Command::SimEngine(args) => hotbunk_sim::run(*args),
         Command::Shim { spec } => crate::process::run_shim(&spec),
+        Command::Beget { words } => crate::orphan::beget(&words),
         Command::Completions { shell } => {
             let mut command = Cli::command();
             let mut text = Vec::new();

@@ -1,5 +1,6 @@
 //! `hotbunk-agent run`: the daemon.
 
+use super::syslog::{self, Prioritised};
 use super::{check, say};
 use crate::app::{App, Begin, Engines, Former};
 use crate::config::{self, Config, DEFAULT_CONFIG, Facts, LogFormat, OnStop};
@@ -8,13 +9,14 @@ use crate::inherited::{self, Inherited};
 use crate::successor::{self, Plan};
 use clap::Args;
 use hotbunk_api::error::ExitCode as Code;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Stderr};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::OnceLock;
 use std::time::Duration;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::{FormatEvent, FormatFields, SubscriberBuilder};
+use tracing_subscriber::{EnvFilter, Registry};
 
 /// Arguments of `run`.
 #[derive(Debug, Args)]
@@ -81,23 +83,28 @@ static LOG: OnceLock<SetFilter> = OnceLock::new();
 pub(crate) fn logging(config: &Config) {
     let filter =
         EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(&config.node.log_filter));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let stderr: fn() -> Stderr = std::io::stderr;
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(stderr);
+    match (config.node.log_format, syslog::is_stderr()) {
+        (LogFormat::Json, false) => install(lines.json()),
+        (LogFormat::Json, true) => install(lines.json().map_event_format(Prioritised)),
+        (LogFormat::Text, false) => install(lines.with_ansi(std::io::stderr().is_terminal())),
+        (LogFormat::Text, true) => {
+            install(lines.with_ansi(false).without_time().map_event_format(Prioritised));
+        }
+    }
+}
+
+fn install<N, E>(lines: SubscriberBuilder<N, E, EnvFilter, fn() -> Stderr>)
+where
+    N: for<'a> FormatFields<'a> + Send + Sync + 'static,
+    E: FormatEvent<Registry, N> + Send + Sync + 'static,
+{
+    let lines = lines.with_filter_reloading();
+    let handle = lines.reload_handle();
     // A second call within one process (tests) changes nothing.
-    match config.node.log_format {
-        LogFormat::Json => {
-            let lines = lines.json().with_filter_reloading();
-            let handle = lines.reload_handle();
-            if lines.try_init().is_ok() {
-                drop(LOG.set(Box::new(move |filter| handle.reload(filter).is_ok())));
-            }
-        }
-        LogFormat::Text => {
-            let lines = lines.with_ansi(std::io::stderr().is_terminal()).with_filter_reloading();
-            let handle = lines.reload_handle();
-            if lines.try_init().is_ok() {
-                drop(LOG.set(Box::new(move |filter| handle.reload(filter).is_ok())));
-            }
-        }
+    if lines.try_init().is_ok() {
+        drop(LOG.set(Box::new(move |filter| handle.reload(filter).is_ok())));
     }
 }
 
@@ -144,18 +151,24 @@ async fn daemon(
     };
     // Told to stop while what cannot be taken over is being stopped: that is hurried up, and then everything ends.
     let mut told = None;
-    let app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
+    let mut app = match App::start(config, begin, async { told = Some(signals.next().await) }).await {
         Ok(app) => app,
         Err(error) => {
             say(&format!("error: {error:#}"));
             return Code::Failed.into();
         }
     };
-    if former.is_some_and(|former| former.is_up().is_err()) && std::env::var_os("NOTIFY_SOCKET").is_some() {
-        say("the former agent was lost, and systemd starts another one: leaving the engines to that");
-        told = Some(LEAVE);
+    match former.map(successor::Former::is_up) {
+        None => drop(sd_notify::notify(&[sd_notify::NotifyState::Ready])),
+        // The service is up already, and systemd listens to nobody but its main process: the former one, until that has
+        // said who is next.
+        Some(Ok(connections)) => app.take(connections),
+        Some(Err(_)) if std::env::var_os("NOTIFY_SOCKET").is_some() => {
+            say("the former agent was lost, and systemd starts another one: leaving the engines to that");
+            told = Some(LEAVE);
+        }
+        Some(Err(_)) => {}
     }
-    drop(sd_notify::notify(&[sd_notify::NotifyState::Ready]));
     let watchdog = tokio::spawn(watchdog(app.switcher.clone()));
     let mut reason = match told {
         Some(reason) => reason,
@@ -176,8 +189,15 @@ async fn daemon(
                 let hurry = async {
                     signals.next().await;
                 };
-                let handed = app.hand_over(reason, plan, is_main, hurry).await;
+                // The owner of the state ends before the next agent is up, and the wait for that has limits of its own.
                 watchdog.abort();
+                let fed = tokio::spawn(feed());
+                let served = |pid| {
+                    fed.abort();
+                    is_main(pid);
+                };
+                let handed = app.hand_over(reason, plan, served, hurry).await;
+                fed.abort();
                 return match handed {
                     Ok(()) => Code::Ok.into(),
                     Err(error) => {
@@ -232,21 +252,36 @@ async fn may_hand_over<'p>(app: &App, plan: &'p std::io::Result<Plan>) -> Result
     }
 }
 
-/// Tells systemd which process is the service from now on.
+/// Tells systemd which process is the service from now on, and that it is well: it says so itself from its next turn on.
 fn is_main(pid: u32) {
-    drop(sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid)]));
+    drop(sd_notify::notify(&[sd_notify::NotifyState::MainPid(pid), sd_notify::NotifyState::Watchdog]));
 }
 
 /// Tells systemd that the switcher still answers, not only that a timer runs.
 async fn watchdog(switcher: crate::switcher::Handle) {
-    let Some(limit) = sd_notify::watchdog_enabled() else { return };
-    let mut ticks = tokio::time::interval(limit / 3);
+    let Some(mut turns) = turns() else { return };
     loop {
-        ticks.tick().await;
+        turns.tick().await;
         if switcher.answers().await {
             drop(sd_notify::notify(&[sd_notify::NotifyState::Watchdog]));
         }
     }
+}
+
+/// Tells systemd that this process is well, for as long as whoever waits for this one has a limit of its own.
+async fn feed() {
+    let Some(mut turns) = turns() else { return };
+    loop {
+        drop(sd_notify::notify(&[sd_notify::NotifyState::Watchdog]));
+        turns.tick().await;
+    }
+}
+
+/// When the unit's watchdog, where there is one, is fed: three times within its limit, and not at once, when the agent may
+/// not be the service's main process yet.
+fn turns() -> Option<tokio::time::Interval> {
+    let every = sd_notify::watchdog_enabled()? / 3;
+    Some(tokio::time::interval_at(tokio::time::Instant::now() + every, every))
 }
 
 /// The signal to go and leave the engines to the next agent, whatever `on_stop` says.

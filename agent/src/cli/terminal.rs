@@ -1,5 +1,6 @@
 //! Writing to people: a closed pipe is no error.
 
+use super::syslog;
 use std::io::Write;
 
 /// Data, to stdout.
@@ -9,7 +10,6 @@ pub fn out(text: &str) {
 
 /// One line of anything else, to stderr.
 pub fn say(text: &str) {
-    let mut line = text.to_owned();
-    line.push('\n');
+    let line = if syslog::is_stderr() { syslog::prioritised(text) } else { format!("{text}\n") };
     drop(std::io::stderr().lock().write_all(line.as_bytes()));
 }

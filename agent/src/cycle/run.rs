@@ -88,29 +88,14 @@ impl Run {
     }
 
     async fn measure(&self) {
+        let begun = self.comes_to_rest().await;
         let found = self.parts.switcher.node();
         self.record(vec![self.started()]).await;
         let mut window: Option<(String, f64)> = None;
-        let mut failure: Option<Stop> = None;
-        let mut paced = false;
-        for (index, planned) in self.steps.iter().enumerate() {
-            if planned.window != window.as_ref().map(|(name, _)| name.clone()) {
-                self.close_window(window.take()).await;
-                window = planned.window.clone().map(|name| (name, clock::epoch()));
-            }
-            if !paced && matches!(planned.step, CycleStep::Handoff { .. }) {
-                self.pace().await;
-                paced = true;
-            }
-            failure = self.step(index, planned).await.err();
-            if failure.is_some() {
-                break;
-            }
-            failure = self.pause(planned.pause_after).await.err();
-            if failure.is_some() {
-                break;
-            }
-        }
+        let failure = match begun {
+            Ok(()) => self.all_steps(&mut window).await.err(),
+            Err(stop) => Some(stop),
+        };
         if window.is_some() {
             self.close_window(window).await;
             // The last window's margin belongs to the run: its samples are taken before the report can be asked for.
@@ -147,6 +132,36 @@ impl Run {
                 }
             };
         });
+    }
+
+    /// Waits for what is under way: an agent that has just come up is still starting its engines, and they are to be found as
+    /// they will be then. While the node is paused, those starts wait as well.
+    async fn comes_to_rest(&self) -> Result<(), Stop> {
+        let (mut nodes, mut cancelled) = (self.parts.switcher.watch(), self.cancelled.clone());
+        let is_at_rest =
+            |node: &Arc<Node>| node.operations.is_empty() && (node.queue.is_empty() || node.is_paused());
+        tokio::select! {
+            // An error means that the switcher has ended; the first step says so.
+            _ = nodes.wait_for(is_at_rest) => Ok(()),
+            _ = cancelled.wait_for(|c| *c) => Err(Stop::Cancelled),
+        }
+    }
+
+    async fn all_steps(&self, window: &mut Option<(String, f64)>) -> Result<(), Stop> {
+        let mut paced = false;
+        for (index, planned) in self.steps.iter().enumerate() {
+            if planned.window != window.as_ref().map(|(name, _)| name.clone()) {
+                self.close_window(window.take()).await;
+                *window = planned.window.clone().map(|name| (name, clock::epoch()));
+            }
+            if !paced && matches!(planned.step, CycleStep::Handoff { .. }) {
+                self.pace().await;
+                paced = true;
+            }
+            self.step(index, planned).await?;
+            self.pause(planned.pause_after).await?;
+        }
+        Ok(())
     }
 
     /// Handoffs pass at the speed that the report names, whatever the simulated engines were started with: `demo`

@@ -129,10 +129,11 @@ impl Hub {
     }
 
     /// Whoever waited for a switch that failed is told so, rather than left to wait for the next attempt. One that was
-    /// given up for another command is no failure: they go on waiting for their turn.
+    /// given up for another command, or for a neighbour's repair, is no failure: they go on waiting for their turn.
     fn failed(self: &Arc<Self>, engine: EngineId, failure: &Failure) {
         let line = self.line(engine);
-        if failure.cause == Cause::Cancelled || line.gate.is_open() || line.held() == 0 {
+        let goes_on = matches!(failure.cause, Cause::Cancelled | Cause::Drifted);
+        if goes_on || line.gate.is_open() || line.held() == 0 {
             return;
         }
         let refusal =

@@ -18,6 +18,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, test_kill_process};
@@ -178,33 +179,76 @@ pub fn find_server(port: u16, engines: &[(u32, String)]) -> Result<Server, Unfit
         .map_err(|error| Unfit::Unreadable { port, why: format!("/proc/net/tcp: {error}") })?
         .ok_or(Unfit::NobodyListens(port))?;
     let snapshot = Snapshot::read();
-    let leader = leader_of(port, &listeners, &snapshot)?;
+    let machine = Machine {
+        snapshot: &snapshot,
+        engines,
+        me: std::process::id(),
+        may_signal: &may_signal,
+        bears_token: &|pid| environment(pid, TOKEN_VARIABLE).is_some(),
+        command: &command_line,
+        namespace: &pid_namespace,
+    };
+    let (leader, processes) = machine.prove(port, &listeners)?;
     let pid = leader.pid;
-    let may_signal = i32::try_from(pid).ok().and_then(Pid::from_raw).map(test_kill_process);
-    if !matches!(may_signal, Some(Ok(()))) {
-        return Err(Unfit::OtherUser { port, pid: Some(pid) });
-    }
-    let processes = AdoptedState::hold(leader, &snapshot).running(&snapshot);
-    let theirs = |stat: &ProcStat| engines.iter().find(|(of, _)| *of == stat.pid);
-    if let Some((pid, engine)) = std::iter::once(leader).chain(&processes).find_map(theirs) {
-        return Err(Unfit::OtherEngine { port, pid: *pid, engine: engine.clone() });
-    }
-    let under_a_shim = || ancestors(leader, &snapshot).any(|stat| is_shim(&command_line(stat.pid)));
-    if pid == std::process::id() || environment(pid, TOKEN_VARIABLE).is_some() || under_a_shim() {
-        return Err(Unfit::OfAnAgent { port, pid });
-    }
-    let namespace = |of: &str| fs::read_link(format!("/proc/{of}/ns/pid")).ok();
-    if let (Some(its), Some(ours)) = (namespace(&pid.to_string()), namespace("self"))
-        && its != ours
-    {
-        return Err(Unfit::InContainer { port, pid });
-    }
     Ok(Server {
         leader: leader.member(),
         pids: processes.iter().map(|stat| stat.pid).collect(),
         command: command_line(pid),
         output: fs::read_link(format!("/proc/{pid}/fd/1")).ok().filter(|path| is_file(path)),
     })
+}
+
+fn may_signal(pid: u32) -> bool {
+    i32::try_from(pid).ok().and_then(Pid::from_raw).is_some_and(|pid| test_kill_process(pid).is_ok())
+}
+
+fn pid_namespace(pid: u32) -> io::Result<PathBuf> {
+    fs::read_link(format!("/proc/{pid}/ns/pid"))
+}
+
+/// What has to be known of the machine; a test makes its own.
+struct Machine<'a> {
+    snapshot: &'a Snapshot,
+    /// Processes of this agent's engines.
+    engines: &'a [(u32, String)],
+    /// The agent.
+    me: u32,
+    may_signal: &'a dyn Fn(u32) -> bool,
+    /// Whether an agent's token is in its environment.
+    bears_token: &'a dyn Fn(u32) -> bool,
+    /// Its command line; empty where it cannot be read.
+    command: &'a dyn Fn(u32) -> Vec<String>,
+    /// The name of its pid namespace.
+    namespace: &'a dyn Fn(u32) -> io::Result<PathBuf>,
+}
+
+impl<'a> Machine<'a> {
+    /// The decision itself: the leader of those that listen on a port, and all its processes.
+    fn prove(&self, port: u16, listeners: &[u32]) -> Result<(&'a ProcStat, Vec<ProcStat>), Unfit> {
+        let leader = leader_of(port, listeners, self.snapshot)?;
+        let pid = leader.pid;
+        if !(self.may_signal)(pid) {
+            return Err(Unfit::OtherUser { port, pid: Some(pid) });
+        }
+        let processes = AdoptedState::hold(leader, self.snapshot).running(self.snapshot);
+        let theirs = |stat: &ProcStat| self.engines.iter().find(|(of, _)| *of == stat.pid);
+        if let Some((pid, engine)) = std::iter::once(leader).chain(&processes).find_map(theirs) {
+            return Err(Unfit::OtherEngine { port, pid: *pid, engine: engine.clone() });
+        }
+        let under_a_shim = || ancestors(leader, self.snapshot).any(|stat| is_shim(&(self.command)(stat.pid)));
+        if pid == self.me || (self.bears_token)(pid) || under_a_shim() {
+            return Err(Unfit::OfAnAgent { port, pid });
+        }
+        let namespace = |of: u32| {
+            let unreadable = |error| Unfit::Unreadable { port, why: format!("/proc/{of}/ns/pid: {error}") };
+            (self.namespace)(of).map_err(unreadable)
+        };
+        if namespace(pid)? == namespace(self.me)? {
+            Ok((leader, processes))
+        } else {
+            Err(Unfit::InContainer { port, pid })
+        }
+    }
 }
 
 /// How a process was started: its command line and its environment; empty where they cannot be read.
@@ -307,6 +351,81 @@ mod tests {
         assert_eq!(leader(&[21]), Ok(21));
         assert_eq!(leader(&[11, 21]), Err(Unfit::Several { port: 8101, pids: (11, 21) }));
         assert_eq!(leader(&[]), Err(Unfit::OtherUser { port: 8101, pid: None }));
+    }
+
+    /// What is refused of a server on port 8101 (20, 21, 22, started from a shell), where one thing is not as it should be.
+    fn refused(
+        may_signal: impl Fn(u32) -> bool,
+        bears_token: impl Fn(u32) -> bool,
+        command: impl Fn(u32) -> Vec<String>,
+        namespace: impl Fn(u32) -> io::Result<PathBuf>,
+    ) -> Result<Vec<u32>, Unfit> {
+        let snapshot = Snapshot::from_stats(shell());
+        let machine = Machine {
+            snapshot: &snapshot,
+            engines: &[(30, "B".to_owned())],
+            me: 5,
+            may_signal: &may_signal,
+            bears_token: &bears_token,
+            command: &command,
+            namespace: &namespace,
+        };
+        machine.prove(8101, &[20, 22]).map(|(leader, processes)| {
+            assert_eq!(leader.pid, 20);
+            pids(&processes)
+        })
+    }
+
+    fn plain(_: u32) -> io::Result<PathBuf> {
+        Ok("pid:[4026531836]".into())
+    }
+
+    #[test]
+    fn each_proof_that_fails_is_a_refusal_of_its_own() {
+        let none = |_| Vec::new();
+        assert_eq!(refused(|_| true, |_| false, none, plain), Ok(vec![20, 21, 22]));
+
+        let other_user = refused(|pid| pid != 20, |_| false, none, plain).unwrap_err();
+        assert_eq!(other_user, Unfit::OtherUser { port: 8101, pid: Some(20) });
+        let said = other_user.to_string();
+        assert!(said.contains("process 20 of another user") && said.contains("may not signal"), "{said}");
+
+        let of_an_agent = Unfit::OfAnAgent { port: 8101, pid: 20 };
+        assert_eq!(refused(|_| true, |pid| pid == 20, none, plain), Err(of_an_agent.clone()));
+        let shim = |pid| {
+            let words: &[&str] = if pid == 10 { &["hotbunk-agent", "shim", "--spec", "x"] } else { &["sh"] };
+            words.iter().map(|word| (*word).to_owned()).collect()
+        };
+        assert_eq!(refused(|_| true, |_| false, shim, plain), Err(of_an_agent));
+
+        // Another pid namespace: the agent's own user, and signals would reach it.
+        let apart = |pid| if pid == 20 { Ok("pid:[4026532201]".into()) } else { plain(pid) };
+        let contained = refused(|_| true, |_| false, none, apart).unwrap_err();
+        assert_eq!(contained, Unfit::InContainer { port: 8101, pid: 20 });
+        assert!(contained.to_string().contains("runs in a container; only plain processes"), "{contained}");
+        // What cannot be told is no proof.
+        let hidden = |pid| if pid == 20 { Err(io::ErrorKind::PermissionDenied.into()) } else { plain(pid) };
+        let unread = refused(|_| true, |_| false, none, hidden).unwrap_err();
+        assert!(
+            matches!(&unread, Unfit::Unreadable { why, .. } if why.contains("/proc/20/ns/pid")),
+            "{unread}"
+        );
+    }
+
+    #[test]
+    fn an_engine_s_process_is_not_taken_for_another_engine() {
+        let snapshot = Snapshot::from_stats(shell());
+        let machine = Machine {
+            snapshot: &snapshot,
+            engines: &[(21, "B".to_owned())],
+            me: 5,
+            may_signal: &|_| true,
+            bears_token: &|_| false,
+            command: &|_| Vec::new(),
+            namespace: &plain,
+        };
+        let refused = machine.prove(8101, &[20]).map(|(leader, _)| leader.pid);
+        assert_eq!(refused, Err(Unfit::OtherEngine { port: 8101, pid: 21, engine: "B".to_owned() }));
     }
 
     #[test]

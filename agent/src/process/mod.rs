@@ -52,7 +52,7 @@ pub use container::{Contained, ContainerSpec, ContainerState, Group};
 pub use handle::{EngineProcess, ProcessEvent, StopReport};
 pub use launcher::{Hold, Launch, Shims};
 pub use log::{LogLoss, LogPolicy, LossCause, telling_line};
-pub use port::{Ownership, is_listened, listening_owner, port_belongs_to};
+pub use port::{Ownership, is_listened, listening_owner, port_belongs_to, ports_of};
 pub use predecessor::{LeftAlone, Predecessor, Scan, find_predecessors, let_go, stop_tree};
 pub use protocol::Exit;
 pub use shim::run_shim;

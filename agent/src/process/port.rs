@@ -27,10 +27,10 @@ pub enum Ownership {
     },
 }
 
-/// Inodes of the listening sockets that would accept a connection to `127.0.0.1:port`, from the text of
-/// `/proc/net/tcp` or `/proc/net/tcp6`.
-fn listening_inodes(table: &str, port: u16) -> BTreeSet<u64> {
-    let mut inodes = BTreeSet::new();
+/// The listening sockets that would accept a connection to 127.0.0.1, by inode and port, from the text of `/proc/net/tcp` or
+/// `/proc/net/tcp6`.
+fn listening(table: &str) -> BTreeSet<(u64, u16)> {
+    let mut sockets = BTreeSet::new();
     for line in table.lines().skip(1) {
         let fields: Vec<&str> = line.split_ascii_whitespace().collect();
         // sl local_address rem_address st tx:rx tr:when retrnsmt uid timeout inode
@@ -38,14 +38,19 @@ fn listening_inodes(table: &str, port: u16) -> BTreeSet<u64> {
             continue;
         };
         let Some((address, hex_port)) = local.split_once(':') else { continue };
-        if u16::from_str_radix(hex_port, 16) == Ok(port)
+        if let Ok(port) = u16::from_str_radix(hex_port, 16)
             && accepts_loopback(address)
             && let Ok(inode) = inode.parse()
         {
-            inodes.insert(inode);
+            sockets.insert((inode, port));
         }
     }
-    inodes
+    sockets
+}
+
+/// The inodes of those on one port.
+fn listening_inodes(table: &str, port: u16) -> BTreeSet<u64> {
+    listening(table).into_iter().filter(|(_, on)| *on == port).map(|(inode, _)| inode).collect()
 }
 
 /// Whether a socket bound to this address (hexadecimal, each 32-bit word in host order) accepts connections to
@@ -93,6 +98,14 @@ fn sockets_of(pid: u32) -> io::Result<BTreeSet<u64>> {
         inodes.extend(inode);
     }
     Ok(inodes)
+}
+
+/// The ports of the loopback address on which these processes listen; what cannot be read is left out.
+pub fn ports_of(pids: &[u32]) -> BTreeSet<u16> {
+    let held: BTreeSet<u64> = pids.iter().filter_map(|pid| sockets_of(*pid).ok()).flatten().collect();
+    let tables = ["/proc/net/tcp", "/proc/net/tcp6"].map(|path| fs::read_to_string(path).unwrap_or_default());
+    let all = tables.iter().flat_map(|table| listening(table));
+    all.filter(|(inode, _)| held.contains(inode)).map(|(_, port)| port).collect()
 }
 
 /// Whether anybody listens on `127.0.0.1:port`. Reads two small files, unlike [`listening_owner`].

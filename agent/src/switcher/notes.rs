@@ -175,7 +175,7 @@ pub(super) fn phase(step: &Step) -> Option<Phase> {
             Call::WorkerWakeUp | Call::WorkerSleep { .. } => Phase::Repair,
         },
         Step::ConfirmAsleep(_) => Phase::VerifyAsleep,
-        Step::ConfirmAwake(_) => Phase::VerifyAwake,
+        Step::ConfirmAwake(_) | Step::Ask(_) => Phase::VerifyAwake,
         Step::Resolve { .. } => Phase::Resolve,
         Step::AwaitRelease { .. } => Phase::AwaitRelease,
         Step::AwaitResidence(_) => Phase::AwaitResidence,

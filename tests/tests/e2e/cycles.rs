@@ -89,6 +89,33 @@ async fn a_cycle_that_is_given_up_leaves_the_node_as_it_was_found() {
     agent.stop().await;
 }
 
+/// Begun while the agent still starts its engines, as by a timer's unit that is started again with the agent: they are not found
+/// stopped, and so not left stopped.
+#[tokio::test]
+async fn a_cycle_that_is_begun_at_the_agent_s_own_start_waits_for_that() {
+    let node = Setup::pair().build();
+    let agent = node.start().await;
+    agent.api.run_cycle(&named("early", "quick")).await.unwrap();
+    until("the run to have begun a step", async || {
+        agent.api.cycle("early").await.unwrap().steps[0].state != State::Queued
+    })
+    .await;
+    agent.api.cancel_cycle("early").await.unwrap();
+    assert_eq!(ended(&agent, "early").await.state, State::Cancelled);
+    agent.until_at("A", Tier::Awake).await;
+    agent.until_at("B", Tier::Level1).await;
+
+    // Given up before its first step, it has touched nothing.
+    agent.stop().await;
+    let agent = node.start().await;
+    agent.api.run_cycle(&named("earlier", "quick")).await.unwrap();
+    agent.api.cancel_cycle("earlier").await.unwrap();
+    assert_eq!(ended(&agent, "earlier").await.state, State::Cancelled);
+    agent.until_at("A", Tier::Awake).await;
+    agent.until_at("B", Tier::Level1).await;
+    agent.stop().await;
+}
+
 /// Cron has no finer step than a minute: this test waits for the next one that leaves time to come up first.
 #[tokio::test]
 async fn a_scheduled_cycle_is_left_out_while_requests_are_served() {

@@ -183,6 +183,69 @@ async fn other_settings_wait_for_an_idle_moment_and_a_removed_engine_is_stopped(
     agent.stop().await;
 }
 
+/// B is not configured any more, and serves somebody when its agent is killed: the next one lets it end that. Another engine
+/// serves meanwhile, and what is asked of it last is cut off by the drain deadline, or by the agent's own end.
+#[tokio::test]
+async fn a_removed_engine_ends_its_requests_before_the_next_agent_stops_it() {
+    let node = Setup::pair().each(|e| e.speed(40.0)).policy_line("drain_deadline = \"20s\"").build();
+    let agent = node.start().await;
+    agent.until_up().await;
+    agent.done(Switch::to("B")).await;
+    let whole = node.engine("B").complete(1500).await.unwrap();
+    agent.kill().await;
+    let text = std::fs::read_to_string(node.config()).unwrap();
+    let (rest, _b) = text.rsplit_once("\n[[engine]]\n").unwrap();
+    std::fs::write(node.config(), rest).unwrap();
+    let pids: BTreeSet<u32> = node.tree("B").iter().map(|p| p.pid).collect();
+    node.engine("B").pace(0.5).await;
+    let mut stream = node.engine("B").stream(1500).await;
+    stream.until(5).await;
+
+    let agent = node.start().await;
+    agent.done(Switch::to("A")).await;
+    node.engine("A").serves().await;
+    assert_eq!(agent.incident_codes(0).await.iter().filter(|c| c.ends_with(" B")).count(), 0);
+    // Killed again meanwhile: the next one goes on waiting.
+    agent.kill().await;
+    let agent = node.start().await;
+    assert_eq!(node.tree("B").iter().map(|p| p.pid).collect::<BTreeSet<_>>(), pids);
+    node.engine("B").pace(200.0).await;
+    assert_eq!(stream.end().await, (whole, "length".to_owned()));
+    until("B to be stopped", async || node.tree("B").is_empty() && node.used_by("B") == 0).await;
+    until("that to be told", async || {
+        agent.incident_codes(0).await.contains(&"predecessor_stopped B".to_owned())
+    })
+    .await;
+    node.engine("A").serves().await;
+    agent.stop().await;
+    assert!(node.living().is_empty(), "{:#?}", node.living());
+}
+
+/// Whoever never ends its requests is not waited for: not beyond the drain deadline, and not by an agent that stops.
+#[tokio::test]
+async fn a_removed_engine_is_cut_off_by_the_deadline_and_by_the_end_of_the_agent() {
+    for deadline in ["1s", "60s"] {
+        let node = Setup::pair().policy_line(&format!("drain_deadline = \"{deadline}\"")).build();
+        let agent = node.start().await;
+        agent.until_up().await;
+        agent.done(Switch::to("B")).await;
+        agent.kill().await;
+        node.engine("B").pace(0.05).await;
+        let mut stream = node.engine("B").stream(3000).await;
+        stream.until(1).await;
+        let text = std::fs::read_to_string(node.config()).unwrap();
+        let (rest, _b) = text.rsplit_once("\n[[engine]]\n").unwrap();
+        std::fs::write(node.config(), rest).unwrap();
+        let agent = node.start().await;
+        assert!(!node.tree("B").is_empty());
+        if deadline == "1s" {
+            until("B to be stopped", async || node.tree("B").is_empty()).await;
+        }
+        agent.stop().await;
+        assert!(node.living().is_empty(), "{:#?}", node.living());
+    }
+}
+
 #[tokio::test]
 async fn what_is_not_proven_is_left_alone() {
     let (node, agent) = pair().await;

@@ -1,6 +1,7 @@
 //! Commands: accepted, asked for already, queued behind the agent's own work, or refused.
 
 use super::Cx;
+use crate::call::Call;
 use crate::effect::Note;
 use crate::event::{By, Drain, Request};
 use crate::ids::{EngineId, OperationId};
@@ -160,6 +161,7 @@ impl Cx<'_> {
                     reported: Vec::new(),
                     repaired: Vec::new(),
                     relaunched: Vec::new(),
+                    asked: Vec::new(),
                     attempts: 0,
                     moved: false,
                     stage: Stage::Forward,
@@ -459,9 +461,12 @@ impl Cx<'_> {
         let Condition::Adrift(drift) = e.condition else { return Vec::new() };
         let caps = e.capabilities;
         match drift {
-            // At an unknown level: weights are reloaded, whether or not they were lost.
+            // At an unknown level: weights are reloaded, whether or not they were lost. The prefix cache went with the
+            // sleep (CONTRACT 1.3), and could not be reset: what was asked of it asleep holds blocks from its wake on.
             Drift::FoundAsleep if caps.is_some_and(|c| c.can_level2() && c.partial_wake_is_safe()) => {
-                let calls = sequence::full_reload().into_iter().map(|call| Step::Call { engine: id, call });
+                let calls =
+                    sequence::full_reload().into_iter().filter(|call| *call != Call::ResetPrefixCache);
+                let calls = calls.map(|call| Step::Call { engine: id, call });
                 [Step::Take(id), Step::ReserveWake(id)]
                     .into_iter()
                     .chain(calls)

@@ -10,11 +10,14 @@ use crate::event::{By, Request};
 use crate::ids::{EngineId, OperationId};
 use crate::ledger;
 use crate::program::{Cause, Failure, Step, incident_of};
-use crate::recover::{Recovery, recover};
+use crate::recover::{Recovery, is_glance, recover};
 use crate::spec::DrainPolicy;
 use crate::state::{Condition, Current, Drift, Evidence, Stage};
 use crate::tier::Tier;
 use std::time::Duration;
+
+/// While a neighbour may be to blame, missing bytes are waited for so much shorter before it is asked.
+const GLANCE: u32 = 10;
 
 /// How a step went that acts at once.
 pub(super) enum Flow {
@@ -52,7 +55,12 @@ impl Cx<'_> {
                     }
                     Flow::Next
                 }
-                Err(detail) => Flow::Fail(Cause::WrongTier, detail),
+                Err(detail) => {
+                    let drifted = step.engine().is_some_and(|e| {
+                        self.node.engine(e).condition == Condition::Adrift(Drift::FoundAsleep)
+                    });
+                    Flow::Fail(if drifted { Cause::Drifted } else { Cause::WrongTier }, detail)
+                }
             };
         }
         let Some(engine) = step.engine() else { return Flow::Next };
@@ -76,6 +84,7 @@ impl Cx<'_> {
                 let now = self.now;
                 if let Some(op) = self.op(id) {
                     (op.leg_began, op.moved) = (now, true);
+                    op.asked.retain(|asked| *asked != engine);
                 }
                 self.transit(engine, "an operation takes it", |e| e.condition = Condition::Moving);
             }
@@ -225,8 +234,11 @@ impl Cx<'_> {
                 if bounds.is_empty() {
                     return Flow::Next;
                 }
-                Action::AwaitUsed { engine, bounds, deadline: t.evidence }
+                let glance = is_glance(self.node, op, engine);
+                let deadline = if glance { t.evidence / GLANCE } else { t.evidence };
+                Action::AwaitUsed { engine, bounds, deadline }
             }
+            Step::Ask(_) => Action::IsSleeping { engine, deadline: t.control },
             Step::Probe { kind, .. } => Action::Probe { engine, kind: *kind, deadline: t.probe },
             Step::Spawn(_) => {
                 let life = e.life + 1;
@@ -284,7 +296,7 @@ impl Cx<'_> {
         let Some(op) = self.node.operations.iter().find(|op| op.id == id) else { return };
         let recovery = recover(self.node, op, &step, cause);
         let Some(engine) = step.engine() else { return };
-        if recovery != Recovery::Accept {
+        if !matches!(recovery, Recovery::Accept | Recovery::AskAround(_)) {
             self.report(id, engine, &step, cause, &detail, &recovery);
         }
         let failure = Failure { cause, engine, detail };
@@ -301,6 +313,12 @@ impl Cx<'_> {
                     op.repaired.push(engine);
                 }
                 steps.into_iter().rev().for_each(|s| op.program.push_front(s));
+            }
+            Recovery::AskAround(neighbours) => {
+                let Some(op) = self.op(id) else { return };
+                op.asked.push(engine);
+                op.program.push_front(step);
+                neighbours.into_iter().rev().for_each(|other| op.program.push_front(Step::Ask(other)));
             }
             Recovery::NeverPark(engine, steps) => {
                 self.node.engine_mut(engine).cannot_park = true;

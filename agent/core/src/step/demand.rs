@@ -124,6 +124,7 @@ impl Cx<'_> {
     pub(super) fn own_work_ended(&mut self, op: &Operation) {
         let now = self.now;
         let cancelled = op.failure.as_ref().is_some_and(|f| f.cause == Cause::Cancelled);
+        let drifted = op.failure.as_ref().is_some_and(|f| f.cause == Cause::Drifted);
         let Some(engine) = op.request.engine() else { return };
         let pressed = demand::presses(self.node, engine);
         let e = self.node.engine_mut(engine);
@@ -132,6 +133,8 @@ impl Cx<'_> {
         match op.by {
             // Given up because nobody wants it any more: whoever comes next is no repetition.
             By::Gateway if cancelled && e.demand.held == 0 => {}
+            // Nor because another engine has to be repaired first: what follows the repair is no repetition either.
+            By::Gateway if drifted => {}
             _ if brings_awake && op.failure.is_some() => {
                 // It is wanted as before.
                 e.wanted_awake |= comeback;

@@ -63,7 +63,9 @@ impl Cx<'_> {
         };
         let id = op.id;
         match op.current.take() {
-            Some(current) if current.step.engine() == Some(engine) => {
+            Some(current)
+                if current.step.engine() == Some(engine) && !matches!(current.step, Step::Ask(_)) =>
+            {
                 if matches!(current.step, Step::Stop { .. } | Step::AwaitRelease { tier: Tier::Stopped, .. })
                 {
                     op.current = Some(current);
@@ -103,6 +105,13 @@ impl Cx<'_> {
         let Some(engine) = step.engine() else { return Ok(None) };
         let name = self.node.engine(engine).spec.name.clone();
         match result {
+            // A neighbour's answer is about itself: nothing that it may be fails the operation that has asked.
+            StepResult::Sleeping(answer) if matches!(step, Step::Ask(_)) => {
+                if answer == (SleepingAnswer::Says { is_sleeping: true }) {
+                    self.found_asleep(engine);
+                }
+                Ok(None)
+            }
             StepResult::Gone(message) => Err((Cause::Gone, format!("{name}: {message}"))),
             StepResult::Drained
             | StepResult::Warmed

@@ -7,18 +7,20 @@ use crate::effect::{Effect, Incident};
 use crate::event::Survey;
 use crate::ids::{DeviceId, EngineId};
 use crate::ledger;
-use crate::state::{Condition, Drift, Engine, Evidence, NOT_READ};
+use crate::program::{Cause, Step};
+use crate::state::{Condition, Drift, Engine, Evidence, NOT_READ, Operation};
 use crate::tier::Tier;
 
 /// Surveys in a row that must contradict us before we believe them: one may have been asked before a change.
 const CONTRADICTIONS: u8 = 2;
 
 impl Cx<'_> {
-    /// Asks every engine at rest how it is.
+    /// Asks every engine how it is that is at rest, or should be awake while an operation moves others on its devices
+    /// or waits for its requests to end.
     pub(super) fn survey_all(&mut self) {
         for engine in self.node.ids() {
             let e = self.node.engine(engine);
-            let at_rest = self.node.operation_on(&e.spec.devices).is_none();
+            let at_rest = self.node.operation_on(&e.spec.devices).is_none() || e.tier == Tier::Awake;
             if e.process && !e.dead && at_rest && e.condition == Condition::Settled {
                 self.out.push(Effect::Survey { engine, generation: e.generation });
             }
@@ -32,14 +34,19 @@ impl Cx<'_> {
         let e = self.node.engine(engine);
         let at_rest = self.node.operation_on(&e.spec.devices).is_none();
         let stale = e.generation != generation || e.condition != Condition::Settled || e.dead;
-        if !at_rest || stale || !e.process {
+        let awake = e.tier == Tier::Awake;
+        if stale || !e.process || !(at_rest || awake) {
             return;
         }
-        let awake = e.tier == Tier::Awake;
         let contradicts = match survey.sleeping {
             SleepingAnswer::Says { is_sleeping } => is_sleeping == awake,
             _ => false,
         };
+        if !at_rest && !contradicts {
+            // What else it says is said under an operation's hands.
+            self.node.engine_mut(engine).watch.contradictions = 0;
+            return;
+        }
         if let (false, Some(bytes)) = (awake || contradicts, survey.device_bytes) {
             let e = self.node.engine_mut(engine);
             e.creep.left(&e.spec.recycle, e.tier, bytes);
@@ -50,12 +57,14 @@ impl Cx<'_> {
         let e = self.node.engine_mut(engine);
         e.watch.contradictions = if contradicts { e.watch.contradictions.saturating_add(1) } else { 0 };
         if e.watch.contradictions >= CONTRADICTIONS {
-            let (drift, what) = if awake {
-                (Drift::FoundAsleep, "it should be awake and says that it sleeps")
-            } else {
-                (Drift::FoundAwake, "it should be asleep and says that it is awake")
-            };
-            return self.adrift(engine, drift, Incident::Drifted, what);
+            if awake {
+                return self.found_asleep(engine);
+            }
+            let what = "it should be asleep and says that it is awake";
+            return self.adrift(engine, Drift::FoundAwake, Incident::Drifted, what);
+        }
+        if !at_rest {
+            return;
         }
         let idle = tells_idle && (!awake || survey.running == Some(0));
         e.watch.idle = if idle { e.watch.idle.saturating_add(1).min(IDLE_SURVEYS) } else { 0 };
@@ -86,14 +95,43 @@ impl Cx<'_> {
         self.incident(Incident::ResidualCreep, Some(engine), detail);
     }
 
+    /// It should be awake, nothing of ours has moved it, and it says that it sleeps. Whatever waits for its requests to
+    /// end would wait in vain: what was asked of it asleep hangs until it is awake (CONTRACT fact 4).
+    pub(super) fn found_asleep(&mut self, engine: EngineId) {
+        let e = self.node.engine(engine);
+        if e.tier != Tier::Awake || e.condition != Condition::Settled || e.dead || !e.process {
+            return;
+        }
+        let what = "it should be awake and says that it sleeps";
+        self.adrift(engine, Drift::FoundAsleep, Incident::Drifted, what);
+        let drains = |op: &&mut Operation| op.current.as_ref().is_some_and(|c| c.step == Step::Drain(engine));
+        let drain = self.node.operations.iter_mut().find(drains);
+        if let Some((id, current)) = drain.and_then(|op| Some((op.id, op.current.take()?))) {
+            let name = &self.node.engine(engine).spec.name;
+            let detail = format!("{name} was put to sleep by somebody else: it is repaired first");
+            self.step_failed(id, current, Cause::Drifted, detail);
+            self.advance(id);
+        }
+    }
+
     fn adrift(&mut self, engine: EngineId, drift: Drift, incident: Incident, what: &str) {
         self.transit(engine, what, |e| {
             e.admission = false;
             e.watch.contradictions = 0;
             e.condition = Condition::Adrift(drift);
         });
-        let name = self.node.engine(engine).spec.name.clone();
-        self.incident(incident, Some(engine), format!("{name}: {what}"));
+        let e = self.node.engine(engine);
+        let detail = format!("{}: {what}", e.spec.name);
+        // One incident for each engine and operation, as where the operation itself comes upon it.
+        let devices = e.spec.devices.clone();
+        let of_its = |op: &&mut Operation| op.devices.iter().any(|d| devices.contains(d));
+        if let Some(op) = self.node.operations.iter_mut().find(of_its) {
+            if op.reported.contains(&engine) {
+                return;
+            }
+            op.reported.push(engine);
+        }
+        self.incident(incident, Some(engine), detail);
     }
 
     /// A device was read at rest: what our engines do not account for is foreign.

@@ -286,6 +286,7 @@ impl Session {
     }
 }
 
+mod behind;
 mod comeback;
 mod demand;
 mod measured;

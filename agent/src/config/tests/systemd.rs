@@ -98,3 +98,26 @@ fn the_sockets_are_those_of_the_configuration_by_the_names_that_the_agent_knows(
         "sockets of living engines' shims lie there"
     );
 }
+
+/// Under any user but root the client has to be told.
+#[test]
+fn a_cycle_s_client_is_told_where_the_agent_is() {
+    assert_eq!(
+        value(&unit("hotbunk-cycle@.service"), "Environment"),
+        "HOTBUNK_SOCKET=/run/hotbunk/control.sock"
+    );
+    assert_eq!(value(&unit("hotbunk-agent-control.socket"), "ListenStream"), "/run/hotbunk/control.sock");
+}
+
+/// Engines outlive the agent, so nothing of theirs may be the unit's to clean up.
+#[test]
+fn what_engines_live_in_does_not_end_with_the_agent() {
+    let service = unit("hotbunk-agent.service");
+    assert_eq!(value(&service, "KillMode"), "process");
+    assert!(value(&service, "TemporaryFileSystem").contains("/tmp:mode=1777"));
+    let is_there = |key: &str| service.lines().any(|line| line.starts_with(key));
+    // Their folders are removed when the agent ends.
+    assert!(!is_there("PrivateTmp=") && !is_there("DynamicUser="));
+    // What it exits with does not keep the unit from being started again, and again.
+    assert!(!is_there("ExecStartPre=") && is_there("RestartPreventExitStatus=2 7"));
+}

@@ -4,9 +4,11 @@
 //! It is bounded in bytes and in time. The time grows with what has come, so that a large body over a slow line is read
 //! to its end, and one that trickles is not.
 
+use super::wire::State;
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
+use hyper::body::{Body, Frame, Incoming};
+use std::rc::Rc;
 use std::time::Duration;
 use tokio::task::yield_now;
 use tokio::time::error::Elapsed;
@@ -38,9 +40,37 @@ pub(super) enum Error {
     Broken,
 }
 
+/// A body that is still to be read. Its connection is told when all of it has been.
+#[derive(Debug)]
+pub(super) struct Unread {
+    incoming: Incoming,
+    client: Rc<State>,
+}
+
+impl Unread {
+    pub(super) fn new(incoming: Incoming, client: Rc<State>) -> Self {
+        let unread = Unread { incoming, client };
+        unread.look(false);
+        unread
+    }
+
+    /// Tells whether that was all.
+    fn look(&self, is_over: bool) {
+        if is_over || self.incoming.is_end_stream() {
+            self.client.has_heard();
+        }
+    }
+
+    async fn frame(&mut self) -> Option<hyper::Result<Frame<Bytes>>> {
+        let frame = self.incoming.frame().await;
+        self.look(frame.is_none());
+        frame
+    }
+}
+
 /// Reads a body of at most `limit` bytes.
-pub(super) async fn read(mut body: Incoming, limit: u64) -> Result<Bytes, Error> {
-    let stated = body.size_hint().exact();
+pub(super) async fn read(mut body: Unread, limit: u64) -> Result<Bytes, Error> {
+    let stated = body.incoming.size_hint().exact();
     if stated.is_some_and(|length| length > limit) {
         discard(body, limit).await;
         return Err(Error::TooLarge { limit });
@@ -90,7 +120,7 @@ async fn within<T>(end: Instant, frame: impl Future<Output = T>) -> Result<T, El
 
 /// Reads on and keeps nothing, for a while: a connection that is closed on a client that still writes is reset, and the
 /// answer is lost with it.
-pub(super) async fn discard(mut body: Incoming, most: u64) {
+pub(super) async fn discard(mut body: Unread, most: u64) {
     let mut got = 0;
     let end = Instant::now() + LEFTOVERS;
     while got < most {

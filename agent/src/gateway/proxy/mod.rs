@@ -18,7 +18,7 @@
 //! The way of a request: [`route`] says where it goes, [`body`] reads it, [`peek`] (or [`form`]) finds its model,
 //! [`serve`] gets it a lease, [`upstream`] sends it, [`relay`] and [`stream`] bring the answer back. [`wire`] is the
 //! client's connection beneath HTTP, [`sse`] the cutting and watching of streams, [`answer`] what the gateway says
-//! itself.
+//! itself, [`kept`] hands connections to a next gateway.
 //!
 //! What is passed on: status, headers but for those of one connection, body, trailers. What is added: a request id
 //! (`x-request-id`, the client's own where it sent one), comments between the events of a silent stream, and for
@@ -29,6 +29,7 @@ mod body;
 mod form;
 mod head;
 mod job;
+mod kept;
 mod listen;
 mod models;
 mod peek;
@@ -43,16 +44,17 @@ mod upstream;
 mod wire;
 mod worker;
 
+pub use kept::{Going, Takes};
 pub use listen::{Error, Listen, Sockets};
-pub use wire::LINGER;
 
 use super::Hub;
 use crate::config;
+use kept::Way;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tokio::sync::{oneshot, watch};
+use tokio::sync::{mpsc, oneshot, watch};
 use worker::{Stage, Worker};
 
 /// More threads than this gain nothing: the engines need the cores.
@@ -65,6 +67,8 @@ pub struct Gateway {
     /// Somebody else accepts, or will, where this one does not any more.
     are_shared: bool,
     stages: watch::Sender<Stage>,
+    way: Way,
+    takes: Takes,
     clear: Vec<oneshot::Receiver<()>>,
     ended: Vec<oneshot::Receiver<()>>,
 }
@@ -79,20 +83,35 @@ impl Gateway {
         let Sockets { all, address, are_shared } = sockets;
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
         let (stages, stage) = watch::channel(Stage::Open);
-        let (mut clear, mut ended) = (Vec::new(), Vec::new());
+        let way = Way::default();
+        let (mut clear, mut ended, mut threads) = (Vec::new(), Vec::new(), Vec::new());
         for (at, listener) in all.into_iter().enumerate() {
             let (is_clear, told) = oneshot::channel();
             clear.push(told);
-            let worker =
-                Worker { hub: Arc::clone(&hub), created, listener, stages: stage.clone(), clear: is_clear };
+            let (give, given) = mpsc::unbounded_channel();
+            threads.push(give);
+            let worker = Worker {
+                hub: Arc::clone(&hub),
+                created,
+                listener,
+                given,
+                way: way.clone(),
+                stages: stage.clone(),
+                clear: is_clear,
+            };
             ended.push(spawn(at, worker).map_err(Error::Thread)?);
         }
-        Ok(Gateway { address, are_shared, stages, clear, ended })
+        Ok(Gateway { address, are_shared, stages, way, takes: Takes::new(threads), clear, ended })
     }
 
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Whether somebody else has its listeners as well.
+    pub fn is_shared(&self) -> bool {
+        self.are_shared
     }
 
     /// Begins to go, and waits until every connection that there was is over: whoever is being answered gets all of
@@ -110,15 +129,18 @@ impl Gateway {
         }
     }
 
-    /// From now on connections are not kept: whoever asks for one thing after the other is told to connect anew. Everybody
-    /// is served as before; after [`LINGER`] no connection is left but those on which an answer runs, and new ones.
-    pub fn keep_no_connection(&self) {
-        self.stages.send_replace(Stage::Closing);
+    /// Begins to go, with another gateway to follow on the same listeners: from now on it accepts nobody, and connections
+    /// on which nothing is under way, now or later, are what this returns. Whoever drops that closes them.
+    pub fn pass_on(&mut self) -> Going {
+        self.are_shared = true;
+        let going = self.way.open();
+        self.stages.send_replace(Stage::Passing);
+        going
     }
 
-    /// From now on its listeners have another gateway as well, or will have: see [`Gateway::leave`].
-    pub fn share(&mut self) {
-        self.are_shared = true;
+    /// Where it takes connections that another gateway has kept until now.
+    pub fn takes(&self) -> Takes {
+        self.takes.clone()
     }
 
     /// Accepts no more, gives what is being answered a moment, and ends.

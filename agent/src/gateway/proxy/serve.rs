@@ -9,6 +9,7 @@
 //! Every answer but the engine's own is built here, so every one has a request id and the right form.
 
 use super::answer::{Failure, Standing, json_answer};
+use super::body::Unread;
 use super::head::{self, REQUEST_ID};
 use super::job::{Answered, Core, Cut, Job, ended};
 use super::peek::Peek;
@@ -20,7 +21,6 @@ use super::upstream::Head;
 use super::{body, form, models, peek};
 use crate::gateway::{Aborted, Admit, Ask, BACK, Held, Lease, Refusal};
 use bytes::Bytes;
-use hyper::body::Incoming;
 use hyper::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use hyper::http::request::Parts;
 use hyper::{Method, Request, Response, StatusCode, Uri};
@@ -34,7 +34,7 @@ const LARGE: usize = 1 << 20;
 const UNHEARD: u64 = 1 << 20;
 
 /// Answers a request.
-pub(super) async fn serve(core: Rc<Core>, request: Request<Incoming>) -> Response<Reply> {
+pub(super) async fn serve(core: Rc<Core>, request: Request<Unread>) -> Response<Reply> {
     let (mut parts, incoming) = request.into_parts();
     let target = match route(&parts.method, parts.uri.path()) {
         Route::Forward(target) => target,
@@ -57,7 +57,7 @@ pub(super) async fn serve(core: Rc<Core>, request: Request<Incoming>) -> Respons
 }
 
 /// Answers a request that has come too late: the gateway goes.
-pub(super) async fn turn_away(core: &Core, request: Request<Incoming>) -> Response<Reply> {
+pub(super) async fn turn_away(core: &Core, request: Request<Unread>) -> Response<Reply> {
     let (mut parts, incoming) = request.into_parts();
     let face = match route(&parts.method, parts.uri.path()) {
         Route::Forward(target) => target.face,
@@ -111,7 +111,7 @@ fn nowhere(why: Why, path: &str) -> Failure {
 
 type Outcome = Result<Response<Reply>, (Failure, HeaderValue)>;
 
-async fn forward(core: Rc<Core>, target: Target, mut parts: Parts, incoming: Incoming) -> Outcome {
+async fn forward(core: Rc<Core>, target: Target, mut parts: Parts, incoming: Unread) -> Outcome {
     let tenant = core.hub.authenticate(&parts.headers);
     let no_switch = parts.headers.get(head::NO_SWITCH).is_some_and(|v| v.to_str().is_ok_and(peek::is_yes));
     let id = head::to_engine(&mut parts.headers, &core.ids);

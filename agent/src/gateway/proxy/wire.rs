@@ -1,7 +1,7 @@
 //! A client's connection beneath HTTP: whose turn it is, and what is said where HTTP itself has failed.
 //!
 //! ```text
-//!             first byte            head is whole           answer is written
+//!             first byte            head is whole      answer is with the kernel
 //!   idle ───────────────► head ───────────────────► busy ───────────────────► idle
 //!     │ idle too long       │ too slow: 408
 //!     ▼                     │ no HTTP, too large: 400, 414, 431
@@ -31,7 +31,7 @@ const IDLE: Duration = Duration::from_secs(75);
 /// How long a kept connection is still heard when the gateway goes, or when its answer has ended since. Whoever sends one
 /// request after the other is told in the head of an answer that its connection closes. Closing it behind an answer that
 /// did not say so would meet the next request half way; an idle one is closed, since HTTP/1.1 has no other way to say so.
-pub const LINGER: Duration = Duration::from_millis(500);
+const LINGER: Duration = Duration::from_millis(500);
 
 /// Whose turn it is on a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,6 +51,10 @@ pub(super) struct State {
     since: Cell<Instant>,
     /// Nothing has been asked yet.
     is_new: Cell<bool>,
+    /// All of the last request has been read.
+    has_heard: Cell<bool>,
+    /// The last answer has ended, and a part of it may not be with the kernel yet: its client reads slowly.
+    is_unwritten: Cell<bool>,
     /// Since when the gateway goes: the next answer is the last one.
     leaving: Cell<Option<Instant>>,
 }
@@ -73,20 +77,43 @@ impl State {
             turn: Cell::new(Turn::Idle),
             since: Cell::new(now),
             is_new: Cell::new(true),
+            has_heard: Cell::new(true),
+            is_unwritten: Cell::new(false),
             leaving: Cell::new(None),
         })
+    }
+
+    /// Of a connection that another agent has kept until now.
+    pub(super) fn kept(now: Instant) -> Rc<Self> {
+        let state = State::new(now);
+        state.is_new.set(false);
+        state
     }
 
     /// A head is whole.
     pub(super) fn begin(&self) {
         self.turn.set(Turn::Busy);
         self.is_new.set(false);
+        self.has_heard.set(false);
     }
 
-    /// Its answer is written.
+    /// All of its body has been read.
+    pub(super) fn has_heard(&self) {
+        self.has_heard.set(true);
+    }
+
+    /// All of its answer is known. It is over when it is written.
     pub(super) fn end(&self, now: Instant) {
         self.turn.set(Turn::Idle);
+        self.is_unwritten.set(true);
         self.since.set(now);
+    }
+
+    /// Whatever there was to write is with the kernel.
+    fn has_written(&self, now: impl FnOnce() -> Instant) {
+        if self.is_unwritten.replace(false) && self.turn.get() == Turn::Idle {
+            self.since.set(now());
+        }
     }
 
     /// The gateway goes; when to look next.
@@ -113,7 +140,8 @@ impl State {
     /// What to do, given how long a head may take.
     pub(super) fn verdict(&self, head: Duration, now: Instant) -> Verdict {
         let since = self.since.get();
-        let (end, after) = match (self.turn.get(), self.leaving.get()) {
+        let turn = if self.is_busy() { Turn::Busy } else { self.turn.get() };
+        let (end, after) = match (turn, self.leaving.get()) {
             (Turn::Busy, None) => return Verdict::Wait(now + head),
             (Turn::Busy, Some(_)) => return Verdict::Wait(now + LINGER),
             (Turn::Head, _) => (since + head, Verdict::TooSlow),
@@ -132,12 +160,17 @@ impl State {
 
     /// Whether a request is being answered.
     pub(super) fn is_busy(&self) -> bool {
-        self.turn.get() == Turn::Busy
+        self.turn.get() == Turn::Busy || self.is_unwritten.get()
+    }
+
+    /// Whether what comes next is a request, and not what is left of one that was answered before its end.
+    pub(super) fn is_free(&self) -> bool {
+        self.is_idle() && self.has_heard.get()
     }
 
     /// Whether it waits for a next request, so that it can be closed.
     pub(super) fn is_idle(&self) -> bool {
-        self.turn.get() == Turn::Idle
+        self.turn.get() == Turn::Idle && !self.is_unwritten.get()
     }
 }
 
@@ -225,8 +258,12 @@ impl AsyncWrite for Wire {
         self.stream.is_write_vectored()
     }
 
+    // hyper flushes when it has written whatever it had, and not before.
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().stream).poll_flush(cx)
+        let wire = self.get_mut();
+        ready!(Pin::new(&mut wire.stream).poll_flush(cx))?;
+        wire.state.has_written(Instant::now);
+        Poll::Ready(Ok(()))
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -298,6 +335,11 @@ mod tests {
         now += IDLE * 2;
         assert_eq!(state.verdict(head, now), Verdict::Wait(now + head), "an answer may take any time");
         state.end(now);
+        now += IDLE * 2;
+        assert_eq!(state.verdict(head, now), Verdict::Wait(now + head), "its client reads slowly");
+        assert!(state.is_busy() && !state.is_idle());
+        state.has_written(|| now);
+        assert!(!state.is_busy() && state.is_idle());
         now += head * 2;
         assert_eq!(state.verdict(head, now), Verdict::Wait(now + head), "it may be idle for longer");
         state.has_read(|| now);
@@ -306,6 +348,7 @@ mod tests {
         assert_eq!(state.verdict(head, now), Verdict::TooSlow);
         state.begin();
         state.end(now);
+        state.has_written(|| now);
         now += IDLE;
         assert_eq!(state.verdict(head, now), Verdict::Close);
     }
@@ -326,6 +369,7 @@ mod tests {
         let later = now + head * 9;
         assert_eq!(silent.verdict(head, later), Verdict::Wait(later + LINGER));
         silent.end(later);
+        silent.has_written(|| later);
         assert_eq!(silent.verdict(head, later), Verdict::Wait(later + LINGER), "it may ask again");
         assert_eq!(silent.verdict(head, later + LINGER), Verdict::Close);
     }

@@ -1,7 +1,9 @@
 //! One thread of the gateway: a listener, a runtime, a pool, and nothing that another thread waits for.
 
+use super::body::Unread;
 use super::head::Ids;
 use super::job::Core;
+use super::kept::Way;
 use super::relay::Reply;
 use super::serve::{serve, turn_away};
 use super::upstream::Pool;
@@ -26,7 +28,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, LocalOptions, LocalRuntime};
-use tokio::sync::{Notify, oneshot, watch};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
 use tokio::task::spawn_local;
 use tokio::time::{Instant, interval, sleep, sleep_until, timeout};
 
@@ -44,8 +46,6 @@ const LAST_WORDS: Duration = Duration::from_secs(1);
 pub(super) enum Stage {
     /// It serves.
     Open,
-    /// It serves, and connections end with the answer that they are at.
-    Closing,
     /// It goes: what has begun is finished, and whoever comes is told when to come again.
     TurningAway,
     /// It goes likewise, and whoever comes is another's: connections that are not accepted outlive this process.
@@ -66,6 +66,10 @@ pub(super) struct Worker {
     pub hub: Arc<Hub>,
     pub created: u64,
     pub listener: TcpListener,
+    /// Connections that another gateway has kept until now.
+    pub given: mpsc::UnboundedReceiver<std::net::TcpStream>,
+    /// Where those of this one go.
+    pub way: Way,
     pub stages: watch::Receiver<Stage>,
     /// Told when the gateway goes and every connection that there was is over.
     pub clear: oneshot::Sender<()>,
@@ -115,7 +119,7 @@ impl Worker {
     /// # Errors
     /// The listener cannot be used.
     pub(super) async fn run(self) -> io::Result<()> {
-        let Worker { hub, created, listener, mut stages, clear } = self;
+        let Worker { hub, created, listener, mut given, way, mut stages, clear } = self;
         let listener = tokio::net::TcpListener::from_std(listener)?;
         let pool = Rc::new(Pool::default());
         let core = Rc::new(Core { hub, pool: Rc::clone(&pool), ids: Ids::new(), created });
@@ -144,24 +148,32 @@ impl Worker {
                     }
                     continue;
                 }
-                () = open.none(), if stage > Stage::Closing && clear.is_some() => {
+                () = open.none(), if stage > Stage::Open && clear.is_some() => {
                     // Whoever has asked may have given up.
                     let _ = clear.take().map(|clear| clear.send(()));
                     continue;
                 }
-                accepted = listener.accept(), if accepts => accepted,
+                Some(stream) = given.recv() => {
+                    if stage == Stage::Passing && way.is_open() {
+                        way.send(stream);
+                        continue;
+                    }
+                    let stream = stream.set_nonblocking(true).and_then(|()| TcpStream::from_std(stream));
+                    stream.map(|stream| Client { stream, is_new: false })
+                }
+                accepted = listener.accept(), if accepts => {
+                    accepted.map(|(stream, _)| Client { stream, is_new: true })
+                }
             };
             match accepted {
-                Ok((stream, _)) if stage <= Stage::Closing => {
-                    let (core, one, stages) = (Rc::clone(&core), open.one(), stages.clone());
+                Ok(client) => {
+                    // One that comes too late is not waited for.
+                    let one = (stage == Stage::Open).then(|| open.one());
+                    let (core, way, stages) = (Rc::clone(&core), way.clone(), stages.clone());
                     spawn_local(async move {
-                        connection(core, stream, stages, stage).await;
+                        connection(core, client, way, stages, stage).await;
                         drop(one);
                     });
-                }
-                Ok((stream, _)) => {
-                    // Not counted: it is not waited for.
-                    spawn_local(connection(Rc::clone(&core), stream, stages.clone(), stage));
                 }
                 Err(error) if is_the_clients(&error) => {}
                 Err(error) => {
@@ -194,26 +206,44 @@ enum Said {
     Time,
     /// The gateway has come so far.
     Stage(Stage),
+    /// Nothing is under way on it, and it goes to another gateway.
+    Free,
+}
+
+/// Who has come.
+struct Client {
+    stream: TcpStream,
+    /// It has not been another gateway's before.
+    is_new: bool,
 }
 
 /// One client's connection, to its end. One that is accepted when the gateway has begun to go is turned away with its
 /// first request.
-async fn connection(core: Rc<Core>, stream: TcpStream, stages: watch::Receiver<Stage>, accepted_at: Stage) {
+async fn connection(
+    core: Rc<Core>,
+    client: Client,
+    way: Way,
+    stages: watch::Receiver<Stage>,
+    accepted_at: Stage,
+) {
+    let Client { stream, is_new } = client;
     if stream.set_nodelay(true).is_err() {
         // It is gone already.
         return;
     }
     let settings = core.hub.settings();
-    let state = State::new(Instant::now());
-    let is_late = accepted_at > Stage::Closing;
-    if accepted_at > Stage::Open {
-        state.leave(Instant::now());
+    let now = Instant::now();
+    let state = if is_new { State::new(now) } else { State::kept(now) };
+    let is_late = accepted_at > Stage::Open;
+    if is_late {
+        state.leave(now);
     }
     let wire = Wire::new(stream, Rc::clone(&state));
     let shared = Rc::clone(&state);
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let (core, state) = (Rc::clone(&core), Rc::clone(&shared));
         state.begin();
+        let request = request.map(|incoming| Unread::new(incoming, Rc::clone(&state)));
         async move {
             let mut response: Response<Reply> =
                 if is_late { turn_away(&core, request).await } else { serve(core, request).await };
@@ -233,10 +263,14 @@ async fn connection(core: Rc<Core>, stream: TcpStream, stages: watch::Receiver<S
     let mut news = stages.clone();
     let mut turn = Box::pin(beyond(stages.clone(), accepted_at));
     let mut watched = false;
-    loop {
+    let mut moves_on = false;
+    let is_free = loop {
         let said = poll_fn(|cx| {
             if let Poll::Ready(ended) = Pin::new(&mut connection).poll(cx) {
                 return Poll::Ready(Said::Ended(ended));
+            }
+            if moves_on && state.is_free() {
+                return Poll::Ready(Said::Free);
             }
             // While a request is answered the watchdog has nothing to say, and asking it at each step of an answer
             // would cost as much as the step. It has woken this task if it fires, so it is heard at the end.
@@ -263,11 +297,15 @@ async fn connection(core: Rc<Core>, stream: TcpStream, stages: watch::Receiver<S
                     watched = false;
                 }
                 Verdict::Close => return,
-                Verdict::TooSlow => break,
+                Verdict::TooSlow => break false,
             },
             Said::Stage(stage) => {
                 news.borrow_and_update();
                 turn.set(beyond(stages.clone(), stage));
+                moves_on = stage == Stage::Passing && way.is_open();
+                if moves_on && (state.is_free() || !state.is_idle()) {
+                    continue;
+                }
                 if stage == Stage::Ending && state.is_idle() {
                     return;
                 }
@@ -278,9 +316,21 @@ async fn connection(core: Rc<Core>, stream: TcpStream, stages: watch::Receiver<S
                     Pin::new(&mut connection).graceful_shutdown();
                 }
             }
+            Said::Free => break true,
         }
+    };
+    let parts = connection.into_parts();
+    let mut stream = parts.io.into_inner().into_stream();
+    if is_free {
+        // A part of a next request that was sent before its answer was there is nobody's any more. To send one on such a
+        // connection again is the client's business, as with any that closes.
+        if parts.read_buf.is_empty()
+            && let Ok(stream) = stream.into_std()
+        {
+            way.send(stream);
+        }
+        return;
     }
-    let mut stream = connection.into_parts().io.into_inner().into_stream();
     // It may have gone.
     let _ = timeout(LAST_WORDS, async {
         stream.write_all(&too_slow()).await?;

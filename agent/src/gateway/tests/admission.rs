@@ -335,11 +335,14 @@ async fn a_switch_that_fails_is_told_to_whoever_waited_and_charged_to_whoever_ca
     };
     desk.hub.follow(&desk.node, &[Effect::Note(accepted.clone())], begin);
     desk.hub.follow(&desk.node, &[Effect::Note(drained)], begin + Duration::from_secs(2));
-    // One that somebody else's command has pushed aside is no failure.
+    // One that somebody else's command has pushed aside is no failure, and none that waits for a neighbour's repair.
     let end = begin + Duration::from_secs(5);
     desk.hub.follow(&desk.node, &[Effect::Note(ended(Cause::Cancelled))], end);
     assert_eq!(desk.hub.held(B), 1);
     assert_eq!(desk.anybody().switch_time(), Duration::from_secs(3), "the drain is not counted");
+    let again = [Effect::Note(accepted.clone()), Effect::Note(ended(Cause::Drifted))];
+    desk.hub.follow(&desk.node, &again, begin);
+    assert_eq!(desk.hub.held(B), 1);
     desk.hub.follow(&desk.node, &[Effect::Note(accepted), Effect::Note(ended(Cause::CallRefused))], end);
     let refusal = waits.await.unwrap_err();
     assert_eq!((refusal.code(), refusal.status().as_u16()), ("switch_failed", 503));

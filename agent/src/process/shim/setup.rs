@@ -14,8 +14,15 @@ use crate::process::scope::TOKEN_VARIABLE;
 use crate::process::tree::{Member, ProcStat};
 
 /// Variables by which systemd talks to the agent, and to nobody below it.
-pub(in crate::process) const SERVICE_VARIABLES: [&str; 6] =
-    ["NOTIFY_SOCKET", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "WATCHDOG_USEC", "WATCHDOG_PID"];
+pub(in crate::process) const SERVICE_VARIABLES: [&str; 7] = [
+    "NOTIFY_SOCKET",
+    "FDSTORE",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+];
 
 /// Makes this process independent of its parent: session leader, no terminal, reaper of all its descendants, and
 /// holding none of the descriptors that the agent itself had been given without close-on-exec (a lock of the shell

@@ -135,6 +135,12 @@ pub(crate) const FAULTS: &[Fault] = &[
     fault("core leaves the session", Sim("orphan_worker", None, Awake)),
     fault("exits at its start", AtStart("--fault exit_at_start", Asleep)),
     Fault { name: "slept behind our back", what: Behind("/sleep?level=1", Awake), asks_asleep: true },
+    Fault {
+        name: "slept at level 2 behind our back",
+        what: Behind("/sleep?level=2", Awake),
+        asks_asleep: true,
+    },
+    Fault { name: "paused behind our back", what: Behind("/pause", Awake), asks_asleep: true },
     fault("woken behind our back", Behind("/wake_up", Asleep)),
     fault("foreign memory", Foreign(When::Before)),
     fault("foreign memory amid a handoff", Foreign(When::Amid)),

@@ -81,13 +81,21 @@ async fn the_next_agent_serves_and_waits_for_what_the_old_one_passes_on() {
     let new = next(&node, agent.pid()).await;
     assert_eq!(door.ask(&wanted("short", 3, false)).await.ended, Ok(Ended::Whole));
     assert!(!running.is_finished() && agent.is_running(), "the old one passes on what runs");
-    // systemd is told which process is the service now, and that one feeds the watchdog.
+    // systemd would not hear of the end of one that is another's child, nor wait for it.
+    let successor = node.living().into_iter().find(|p| p.pid == new).expect("it runs");
+    assert_ne!(successor.parent, agent.pid());
+    // systemd is told which process is the service now, and that one feeds the watchdog; as the old one did until then.
     let main = format!("MAINPID={new}");
     until("the watchdog to be fed after the change", async || {
         let said = said.lock().unwrap();
         assert!(!said.contains(&"STOPPING=1".to_owned()));
-        let mut after = said.iter().skip_while(|line| **line != main);
-        said[0] == "READY=1" && after.any(|line| line == "WATCHDOG=1")
+        // Before it is the main process nobody listens to it.
+        assert!(
+            said[0] == "READY=1" && said.iter().filter(|line| *line == "READY=1").count() == 1,
+            "{said:?}"
+        );
+        let after = said.iter().skip_while(|line| **line != main);
+        after.filter(|line| *line == "WATCHDOG=1").count() > 2
     })
     .await;
     // It is no request of the new agent's, and must be waited for all the same.
@@ -134,7 +142,7 @@ async fn agents_succeed_each_other_and_no_client_notices() {
     for (manner, report) in &reports {
         match &report.ended {
             Ok(Ended::Whole) => {}
-            // Whose kept connection was with the old agent when its long answer had ended.
+            // Whose request was just coming in, and took long for it.
             Ok(Ended::Refused(503, complaint)) if complaint.code == "restarting" => {}
             other => panic!("{manner:?}: {other:?}"),
         }

@@ -122,7 +122,7 @@ async fn agents_are_restarted_and_no_client_loses_anything() {
         .node_line("shutdown_grace = \"90s\"")
         .gateway_line("upgrade_drain = \"60s\"")
         .build();
-    let handed = Handed::of(&node);
+    let handed = Handed::of(&node).storing(&node);
     let mut agent = handed.start(&node).await;
     agent.until_up().await;
     let engines: Vec<u32> = node.engines().iter().map(|e| node.core(e.name()).pid).collect();

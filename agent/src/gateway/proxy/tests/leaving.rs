@@ -1,6 +1,7 @@
 //! A gateway that goes: nobody is cut off who can be answered, and nobody waits for it in vain.
 
 use super::*;
+use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
 
 /// A request as it stands on the wire.
@@ -139,6 +140,36 @@ async fn who_is_here_is_served_once_more_and_who_is_silent_is_not_waited_for() {
 }
 
 #[tokio::test]
+async fn who_reads_slowly_gets_all_of_the_answer() {
+    let desk = Desk::usual().await;
+    let mut slow = Vec::new();
+    // Some of these fit into what the kernel keeps, some into what the gateway keeps besides, some into neither.
+    for size in [100_000, 3_000_000, 4_000_000, 5_000_000] {
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.set_recv_buffer_size(2048).unwrap();
+        let mut socket = socket.connect(desk.gateway.address()).await.unwrap();
+        socket.write_all(wire("org/A", false).as_bytes()).await.unwrap();
+        let mut call = desk.a.call().await;
+        let text = json!({ "x": "y".repeat(size) }).to_string();
+        slow.push((socket, text.clone()));
+        tokio::spawn(async move { call.json(&text).await });
+    }
+    let silent = desk.raw().await;
+    assert_eq!(desk.http.get(desk.url("/health")).send().await.unwrap().status(), 200);
+    let Desk { hub, gateway, a, .. } = desk;
+    let leaving = leave(&hub, gateway);
+    // Whoever has nothing more to get is gone by then.
+    is_closed(silent).await;
+    for (mut socket, text) in slow {
+        let mut answer = Vec::new();
+        patient("all of it", socket.read_to_end(&mut answer)).await.unwrap();
+        assert!(answer.ends_with(format!("\r\n\r\n{text}").as_bytes()), "{} of {}", answer.len(), text.len());
+    }
+    patient("the end", leaving).await.unwrap().stop().await;
+    drop(a);
+}
+
+#[tokio::test]
 async fn who_comes_is_told_so_where_nobody_else_will_answer() {
     let desk = Desk::usual().await;
     let stream = desk.ask(&completion("org/A", true));
@@ -208,28 +239,70 @@ async fn what_takes_too_long_is_ended_with_an_error() {
 }
 
 #[tokio::test]
-async fn a_gateway_that_keeps_no_connection_serves_everybody() {
-    let desk = Desk::usual().await;
-    let mut kept = desk.raw().await;
-    kept.write_all(b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-    assert!(!one_answer(&mut kept).await.contains("connection: close"));
-    desk.gateway.keep_no_connection();
-    let http = reqwest::Client::builder().no_proxy().pool_max_idle_per_host(0).build().unwrap();
-    loop {
-        let answer = http.get(desk.url("/health")).send().await.unwrap();
-        assert_eq!(answer.status(), 200);
-        // One that was accepted just before is kept.
-        if answer.headers().get("connection").is_some_and(|v| v == "close") {
-            break;
-        }
+async fn connections_go_on_with_the_next_gateway() {
+    let kept = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let on = || Listen::Sockets(vec![kept.try_clone().unwrap()]);
+    let mut old = Desk::on(on(), "", |_| {}).await;
+    old.serve(A);
+    let request = |stream: bool| wire("org/A", stream);
+    // One that has been used, one that is new, one on which a stream runs, one whose next request has come in part, and one
+    // whose client was refused before it had sent all of its request.
+    let mut used = old.raw().await;
+    used.write_all(request(false).as_bytes()).await.unwrap();
+    answered(&old.a).await;
+    one_answer(&mut used).await;
+    let mut streams = old.raw().await;
+    streams.write_all(request(true).as_bytes()).await.unwrap();
+    let mut streaming = old.a.call().await;
+    streaming.begin_stream().await;
+    let mut half = old.raw().await;
+    half.write_all(&request(false).as_bytes()[..20]).await.unwrap();
+    let mut refused = old.raw().await;
+    refused.write_all(b"POST /nowhere HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\nGET").await.unwrap();
+    let mut new = old.raw().await;
+    assert_eq!(old.http.get(old.url("/health")).send().await.unwrap().status(), 200);
+    let Desk { mut gateway, a, http: _keeps_one, .. } = old;
+
+    let mut next = Desk::on(on(), "", |_| {}).await;
+    next.serve(A);
+    let mut going = gateway.pass_on();
+    let takes = next.gateway.takes();
+    // The connection of the client that asked for its health is a third.
+    for _ in 0..3 {
+        takes.take(patient("a connection", going.recv()).await.unwrap());
     }
-    kept.write_all(wire("org/A", false).as_bytes()).await.unwrap();
-    answered(&desk.a).await;
-    assert!(one_answer(&mut kept).await.contains("connection: close"));
-    is_closed(kept).await;
-    // One that says nothing is not kept either.
-    is_closed(desk.raw().await).await;
-    let asked = desk.ask(&completion("org/A", false));
-    answered(&desk.a).await;
-    assert_eq!(asked.await.unwrap().status(), 200);
+    for socket in [&mut used, &mut new] {
+        socket.write_all(wire("org/A", false).as_bytes()).await.unwrap();
+        answered(&next.a).await;
+        let answer = one_answer(socket).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains("connection: close"), "{answer}");
+    }
+    half.write_all(&request(false).as_bytes()[20..]).await.unwrap();
+    answered(&a).await;
+    assert!(one_answer(&mut half).await.starts_with("HTTP/1.1 200"), "it had begun");
+    takes.take(patient("it as well", going.recv()).await.unwrap());
+    streaming.chunk("data: 1\n\n").await;
+    streaming.end_stream().await;
+    takes.take(patient("the one that streamed", going.recv()).await.unwrap());
+    // Were it passed on, what is still to come of its request would be read as another.
+    assert!(one_answer(&mut refused).await.starts_with("HTTP/1.1 404"));
+    is_closed(refused).await;
+    let over = tokio::spawn(async move {
+        gateway.leave().await;
+        gateway.stop().await;
+    });
+    patient("the end", over).await.unwrap();
+    assert!(patient("no more of them", going.recv()).await.is_none());
+    for socket in [half, streams] {
+        let mut text = Vec::new();
+        let (mut read, mut write) = socket.into_split();
+        write.write_all(wire("org/A", false).as_bytes()).await.unwrap();
+        answered(&next.a).await;
+        patient("its answer", async {
+            while !String::from_utf8_lossy(&text).contains("{\"x\":1}") {
+                assert_ne!(read.read_buf(&mut text).await.unwrap(), 0);
+            }
+        })
+        .await;
+    }
 }
