@@ -5,6 +5,8 @@ use hotbunk_tests::{Engine, until};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
 
 const LEAVE: &str = "on_stop = \"leave\"\n";
@@ -91,6 +93,40 @@ async fn a_restart_that_leaves_the_engines_costs_no_client_anything() {
     node.machine.sh("systemctl start hotbunk-agent.socket hotbunk-agent").await;
     node.settled("B").await;
     assert_eq!(node.pids().await, pids);
+}
+
+/// Sends a request on a connection that stays, and reads its answer.
+async fn asks(socket: &mut TcpStream) -> String {
+    socket.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n").await.expect("it is open");
+    let mut text = Vec::new();
+    until("an answer", async || {
+        assert_ne!(socket.read_buf(&mut text).await.expect("it is open"), 0, "it closed");
+        text.ends_with(b"}")
+    })
+    .await;
+    String::from_utf8(text).expect("text")
+}
+
+/// A connection outlives the agents that serve it, in systemd's store and from agent to agent; and what the last one closes is
+/// closed.
+#[tokio::test]
+#[ignore = "boots systemd in namespaces: needs root, overlayfs and cgroup 2"]
+async fn a_kept_connection_outlives_its_agents() {
+    let node = Installed::started(LEAVE).await;
+    let mut kept = TcpStream::connect("127.0.0.1:8000").await.expect("the gateway");
+    assert!(asks(&mut kept).await.starts_with("HTTP/1.1 200"));
+    for command in ["restart", "kill --kill-whom=main --signal=SIGUSR2", "restart"] {
+        let main = node.main_pid().await;
+        node.machine.sh(&format!("systemctl {command} hotbunk-agent")).await;
+        until("another agent", async || node.main_pid().await != main).await;
+        let answer = asks(&mut kept).await;
+        assert!(answer.starts_with("HTTP/1.1 200") && !answer.contains("connection: close"), "{answer}");
+        node.settled("A").await;
+        node.is("NFileDescriptorStore=0").await;
+    }
+    node.machine.sh("systemctl stop hotbunk-agent.socket hotbunk-agent").await;
+    let mut rest = Vec::new();
+    assert_eq!(kept.read_to_end(&mut rest).await.expect("it closes in order"), 0);
 }
 
 /// By default a restart stops them, and nothing but the next agent's own is in the group.
