@@ -384,6 +384,8 @@ pub struct Node {
     pub next_operation: u64,
     /// No new work of the agent's own: it is shutting down.
     pub closing: bool,
+    /// The agent was begun so that engines are started by commands and requests alone, those too that a reload adds.
+    pub by_hand: bool,
     /// A cycle run has the engines to itself.
     pub cycle: bool,
     /// Engines whose place was chosen before this agent began: its boot leaves them where they are.
@@ -454,6 +456,7 @@ impl Node {
             next_ticket: 1,
             next_operation,
             closing: false,
+            by_hand: false,
             cycle: false,
             placed: Vec::new(),
             paused: None,

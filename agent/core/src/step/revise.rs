@@ -54,7 +54,7 @@ impl Cx<'_> {
     fn start_of_its_own(&mut self, engine: EngineId) {
         let e = self.node.engine(engine);
         let autostart = e.revised.as_ref().map_or(e.spec.autostart, |revised| revised.spec.autostart);
-        if autostart && !self.node.closing {
+        if autostart && !self.node.closing && !self.node.by_hand {
             let id = self.node.number();
             let request = Request::Start { engine, rehearse: None, awake: false };
             self.node.queue.push_back(Queued { id, request, by: By::Agent, at: self.now });

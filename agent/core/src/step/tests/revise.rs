@@ -154,6 +154,20 @@ fn an_engine_that_is_added_is_started_and_serves() {
     s.switch(C, None).ok_to_the_end().serving(C);
 }
 
+/// Where the agent was begun with its engines stopped, one that is added, or comes back, waits for a command as they do.
+#[test]
+fn what_is_added_is_not_started_where_nothing_is_started_by_itself() {
+    let mut s = Session::new(31, 80, &[Tier::Stopped, Tier::Stopped]);
+    s.node.by_hand = true;
+    let mut spec = s.spec(B).clone();
+    spec.name = "C".into();
+    let mut revision = revision(&s, vec![Change::Same, Change::Retired]);
+    revision.added.push(Revised { spec, process: true, footprints: [None; 5] });
+    s.say(Event::Revised(Box::new(revision))).later().looks(0);
+    s.revised(vec![Change::Same, Change::Same, Change::Same]).later().looks(0).reads("");
+    s.command(Request::Start { engine: B, rehearse: None, awake: true }).ok_to_the_end().serving(B);
+}
+
 #[test]
 fn what_is_not_configured_any_more_goes_when_it_is_idle_and_never_comes_back() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
