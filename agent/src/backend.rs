@@ -8,6 +8,7 @@ use crate::doctor;
 use crate::effects::{EngineSlot, Hands, chain};
 use crate::explain;
 use crate::journal::Query;
+use crate::journal::record::AGENT_ENDED;
 use crate::logs;
 use crate::reload::{self, Reloads};
 use crate::reports;
@@ -329,10 +330,11 @@ fn from_row(row: crate::journal::RunRow) -> CycleRun {
         // A run whose agent died has no end; it has not succeeded.
         (Some(_), _) | (None, _) => State::Failed,
     };
+    let agent_ended = row.outcome.as_deref().is_none_or(|code| code == AGENT_ENDED);
     let error = match row.outcome.as_deref() {
         Some("ok" | "cancelled") => None,
+        Some(AGENT_ENDED) | None => Some(ApiError::new(ErrorCode::Other, "its agent ended before it did")),
         Some(code) => Some(ApiError::new(ErrorCode::from_word(code), format!("the run failed ({code})"))),
-        None => Some(ApiError::new(ErrorCode::Other, "its agent ended before it did")),
     };
     CycleRun {
         id: row.run,
@@ -341,7 +343,8 @@ fn from_row(row: crate::journal::RunRow) -> CycleRun {
         by: "unknown".to_owned(),
         started_at: row.started,
         ended_at: row.ended,
-        elapsed_s: row.ended.map_or(0.0, |end| end - row.started),
+        // When its end was found says nothing of how long it took.
+        elapsed_s: row.ended.filter(|_| !agent_ended).map_or(0.0, |end| end - row.started),
         eta_s: None,
         steps: Vec::new(),
         steps_total: 0,

@@ -143,8 +143,8 @@ pub struct Engine {
     pub level2_unsafe: bool,
     /// It has been seen to be unable to park.
     pub cannot_park: bool,
-    /// Its process was started by somebody else and runs with other settings than are configured: what was measured of it
-    /// says nothing of the next one.
+    /// Its process was started by somebody else, or by a former agent, and runs with other settings than are configured: what
+    /// was measured of it says nothing of the next one.
     pub other_settings: bool,
     /// Crashes within the window.
     pub crashes: Crashes,
@@ -384,6 +384,8 @@ pub struct Node {
     pub next_operation: u64,
     /// No new work of the agent's own: it is shutting down.
     pub closing: bool,
+    /// The agent was begun so that engines are started by commands and requests alone, those too that a reload adds.
+    pub by_hand: bool,
     /// A cycle run has the engines to itself.
     pub cycle: bool,
     /// Engines whose place was chosen before this agent began: its boot leaves them where they are.
@@ -454,6 +456,7 @@ impl Node {
             next_ticket: 1,
             next_operation,
             closing: false,
+            by_hand: false,
             cycle: false,
             placed: Vec::new(),
             paused: None,

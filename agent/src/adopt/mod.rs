@@ -33,7 +33,7 @@ use crate::config::Config;
 use crate::device::Sampler;
 use crate::effects::{EngineSlot, chain};
 use crate::events::{Context, Incident, Recorder};
-use crate::journal::record::{Outcome, Record};
+use crate::journal::record::{AGENT_ENDED, Outcome, Record};
 use crate::process::{self, LeftAlone, Predecessor, Scan};
 use crate::switcher::Order;
 use finishing::Serving;
@@ -258,13 +258,14 @@ pub async fn take_over(
         found.bytes = own[at];
         let kept = former.engines.get(name).cloned();
         // What was learned with these settings counts, whatever became of the process.
-        let same = former.lives.get(name).is_some_and(|life| life.fingerprint == slot.fingerprint);
+        let lives = matches!(found.process, Process::Lives | Process::Strange(_));
+        let other = former.is_of_others(name, &slot.fingerprint, lives);
+        let same = !other && former.lives.contains_key(name);
         if let Some(kept) = kept.as_ref().filter(|_| same) {
             node.engines[at].costs = kept.costs;
         }
         let kept = kept.filter(|_| former.same_boot);
         // What was kept is of other settings: with or without a process, it is not taken for measured with these.
-        let other = former.lives.get(name).is_some_and(|life| life.fingerprint != slot.fingerprint);
         if other {
             let (spec, footprints) = (node.engines[at].spec.clone(), node.engines[at].footprints);
             node.engines[at].revised = Some(Box::new(Revised { spec, process: true, footprints }));
@@ -281,6 +282,8 @@ pub async fn take_over(
     let devices = if former.same_boot { devices.collect() } else { Vec::new() };
     let goes_on: Vec<OperationId> =
         work.iter().flat_map(|work| work.operations.iter().map(|op| op.id)).collect();
+    // First, so that the last record before a run's end is one of its own agent's.
+    end_runs(recorder).await;
     end_the_rest(recorder, &goes_on).await;
     let adoption = Adoption { engines, devices, used, work };
     Taken { adoption, orders: former.orders, done: former.done, began: clock::began() }
@@ -305,10 +308,27 @@ async fn end_the_rest(recorder: &Recorder, goes_on: &[OperationId]) {
     for entry in unfinished {
         let Some(id) = entry.operation.filter(|id| !goes_on.contains(id)) else { continue };
         let message = "its agent ended before it did, and it means nothing to this one".to_owned();
-        let outcome = Outcome::RolledBack { code: "agent_ended".to_owned(), message };
+        let outcome = Outcome::RolledBack { code: AGENT_ENDED.to_owned(), message };
         let ended =
             Record::OperationEnded { outcome, accepted: entry.at, first_token: None, ended: clock::now() };
         let context = Context { run: entry.run, operation: Some(id) };
         drop(recorder.record_one(&context, ended).await);
+    }
+}
+
+/// Cycle runs that have begun and have no end: nobody goes on with them, whatever becomes of their operations. When they ended
+/// nobody knows; what is recorded is when that was found.
+async fn end_runs(recorder: &Recorder) {
+    let runs = match recorder.journal().read(|reader| reader.runs()).await {
+        Ok(runs) => runs,
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "runs without an end are not known");
+            return;
+        }
+    };
+    for run in runs.into_iter().filter(|run| run.ended.is_none()) {
+        let message = "its agent ended before it did; this is when that was found, not when it happened";
+        let outcome = Outcome::Failed { code: AGENT_ENDED.to_owned(), message: message.to_owned() };
+        drop(recorder.record_one(&Context::none().in_run(run.run), Record::RunEnded { outcome }).await);
     }
 }

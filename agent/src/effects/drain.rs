@@ -1,7 +1,8 @@
 //! Draining: first the gateway's requests, then whatever else runs in the engine.
 //!
 //! The gateway's own count is the truth about its requests: the gate has been closed before this begins, so the count
-//! only falls, and its 0 comes as an event. Others may reach an engine directly (on loopback), and the gateway knows
+//! only falls, and its 0 comes as an event. A request whose client has gone is in it until the engine has taken notice: it
+//! closes its side of the connection when it has read the request and the hang-up behind it. Others may reach an engine directly (on loopback), and the gateway knows
 //! nothing of those; so the engine's own count is asked as well, with what is left of the deadline.
 //!
 //! An engine that shows no count (`--disable-log-stats`) cannot be asked. Where the gateway serves and its count is 0,
@@ -30,13 +31,18 @@ const AGAIN: Duration = Duration::from_millis(5);
 /// Before an engine is frozen: whatever has been let through has reached it. The gate is closed, but what passed just before
 /// may still be in a socket's buffer, and would arrive at an engine that sleeps. Nobody tells of an arrival, so the engine's
 /// own count is held against the leases; not for long, since requests that only prepare something are in no count, and an
-/// answer that its client is slow to take keeps its lease.
+/// answer that its client is slow to take keeps its lease. A request that nobody waits for any more is not frozen at all: it is
+/// gone when the engine has taken notice of that.
 pub(super) async fn arrival(hub: &Hub, engine: EngineId, client: &Client) {
     let arrived = async {
         loop {
             let leased = u64::from(hub.in_flight(engine));
             if leased == 0 {
                 return;
+            }
+            if hub.hung_up(engine) > 0 {
+                tokio::time::sleep(AGAIN).await;
+                continue;
             }
             let Ok(progress) = client.progress(ARRIVAL).await else { return };
             // Without a count there is nothing to wait for.

@@ -460,6 +460,11 @@ impl Hub {
         self.line(engine).gate.in_flight()
     }
 
+    /// Those of them that nobody waits for any more, and of which it is not known that the engine has taken notice.
+    pub fn hung_up(&self, engine: EngineId) -> u32 {
+        self.line(engine).hung_up.load(Ordering::SeqCst)
+    }
+
     /// Requests that wait for an engine.
     pub fn held(&self, engine: EngineId) -> u32 {
         self.line(engine).held()

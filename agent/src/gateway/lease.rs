@@ -6,8 +6,8 @@ use crate::config::Secret;
 use hotbunk_core::ids::EngineId;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Where an engine listens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,6 +65,9 @@ pub enum Aborted {
 }
 
 /// The right to have one request on an engine. Dropping it ends it: the gate and the tenant count one less.
+///
+/// It is held for as long as the request may be in the engine: where nobody waits for the answer any more, until the engine
+/// has taken notice of that ([`Lease::hang_up`]).
 #[derive(Debug)]
 pub struct Lease {
     pub(super) hub: Arc<Hub>,
@@ -74,7 +77,8 @@ pub struct Lease {
     /// Aborts that there had been when it was given.
     pub(super) epoch: u64,
     pub(super) tenant: Tenant,
-    pub(super) seat: Option<Seat>,
+    pub(super) seat: Mutex<Option<Seat>>,
+    pub(super) hung_up: AtomicBool,
     pub(super) tokens_estimate: u64,
     pub(super) settled: AtomicBool,
 }
@@ -111,6 +115,20 @@ impl Lease {
         !self.hub.line(self.engine).gate.is_open()
     }
 
+    /// Nobody waits for the answer any more. To the tenant it is over; to the engine it is not before the lease is
+    /// dropped.
+    pub fn hang_up(&self) {
+        if self.hung_up.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let line = self.hub.line(self.engine);
+        line.hung_up.fetch_add(1, Ordering::SeqCst);
+        drop(self.seat.lock().unwrap_or_else(PoisonError::into_inner).take());
+        if line.gate.is_open() {
+            line.pump(&self.hub);
+        }
+    }
+
     /// What the request did cost, prompt and answer together, against the estimate. The first word counts.
     pub fn settle(&self, usage_tokens: u64) {
         if !self.settled.swap(true, Ordering::Relaxed) {
@@ -127,7 +145,10 @@ impl Lease {
 impl Drop for Lease {
     fn drop(&mut self) {
         // First the tenant, so that whoever is let in next finds the seat free.
-        drop(self.seat.take());
+        drop(self.seat.get_mut().unwrap_or_else(PoisonError::into_inner).take());
+        if *self.hung_up.get_mut() {
+            self.hub.line(self.engine).hung_up.fetch_sub(1, Ordering::SeqCst);
+        }
         self.hub.left(self.engine);
     }
 }

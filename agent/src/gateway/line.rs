@@ -31,6 +31,8 @@ pub(super) struct Line {
     pub id: EngineId,
     pub name: String,
     pub gate: Gate,
+    /// Of those in it, those that nobody waits for any more and that the engine may still be busy with.
+    pub hung_up: AtomicU32,
     /// Most requests at once.
     limit: AtomicU32,
     place: ArcSwap<Where>,
@@ -143,6 +145,7 @@ impl Line {
             id,
             name: engine.name.clone(),
             gate: Gate::new(),
+            hung_up: AtomicU32::new(0),
             limit: AtomicU32::new(engine.max_in_flight.unwrap_or(u32::MAX)),
             place: ArcSwap::from_pointee(place(engine)),
             life: AtomicU64::new(0),
@@ -236,7 +239,8 @@ impl Line {
             upstream: Upstream::new(self.place.load_full(), stamp.life),
             epoch: stamp.epoch,
             tenant,
-            seat: Some(seat),
+            seat: std::sync::Mutex::new(Some(seat)),
+            hung_up: std::sync::atomic::AtomicBool::new(false),
             tokens_estimate,
             settled: AtomicBool::new(false),
         }

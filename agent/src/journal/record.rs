@@ -118,6 +118,9 @@ pub enum Phase {
     LetGo,
 }
 
+/// The code of what a killed agent had begun and nobody goes on with. Its record was made when that was found.
+pub const AGENT_ENDED: &str = "agent_ended";
+
 /// How a step, an operation or a run ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "snake_case")]

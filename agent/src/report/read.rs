@@ -10,8 +10,9 @@
 
 use super::Error;
 use super::run::{Operation, OperationEnd, PhaseRun, Probe, Request, Run, Step, Work};
-use crate::journal::record::{Bytes, CycleStep, Entry, Record};
+use crate::journal::record::{AGENT_ENDED, Bytes, CycleStep, Entry, Outcome, Record};
 use hotbunk_core::ids::OperationId;
+use hotbunk_core::time::Moment;
 use std::collections::BTreeMap;
 
 impl<'a> Run<'a> {
@@ -20,9 +21,11 @@ impl<'a> Run<'a> {
         let mut sorted: Vec<&Entry> = entries.iter().collect();
         sorted.sort_by_key(|e| e.seq);
         let mut run = Run::header(&sorted)?;
-        let mut reader = Reader { current: None, named: BTreeMap::new(), by_id: BTreeMap::new() };
+        let (named, by_id) = (BTreeMap::new(), BTreeMap::new());
+        let mut reader = Reader { current: None, last: run.began, named, by_id };
         for entry in sorted {
             reader.record(&mut run, entry)?;
+            reader.last = entry.at;
         }
         reader.assign(&mut run);
         Ok(run)
@@ -78,6 +81,8 @@ impl<'a> Run<'a> {
 struct Reader {
     /// The step under way.
     current: Option<u32>,
+    /// The instant of the record before.
+    last: Moment,
     /// Operations that a step's end names.
     named: BTreeMap<OperationId, u32>,
     /// Index of an operation, and the step under way when it was accepted.
@@ -137,7 +142,11 @@ impl Reader {
                     run.context_tokens.insert(engine, *tokens);
                 }
             }
-            Record::RunEnded { outcome } => run.ended = Some((entry.at, entry.wall, outcome)),
+            Record::RunEnded { outcome } => {
+                // Of one whose agent was killed it is known when that was found, perhaps in a later boot, by another clock.
+                let found = matches!(outcome, Outcome::Failed { code, .. } if code == AGENT_ENDED);
+                run.ended = Some((if found { self.last } else { entry.at }, entry.wall, outcome));
+            }
             _ => self.operation_record(run, entry),
         }
         Ok(())

@@ -4,7 +4,7 @@ use hotbunk_api::error::ExitCode;
 use hotbunk_api::reload::ReloadOutcome;
 use hotbunk_api::status::Settings;
 use hotbunk_api::words::Tier;
-use hotbunk_tests::{Agent, EngineSetup, Node, Setup, changes, ctl, until};
+use hotbunk_tests::{Agent, EngineSetup, Node, Setup, changes, ctl, start, until};
 use rustix::process::Signal;
 
 /// The pair, slow enough that a stream lasts: a token of A takes a millisecond.
@@ -298,5 +298,24 @@ async fn schedules_and_the_log_filter_change_and_a_measuring_cycle_is_left_alone
     until("B to be gone", async || agent.status().await.engines.len() == 1).await;
     until("its process to be gone", async || node.tree("B").is_empty()).await;
     node.model("A").serves().await;
+    agent.stop().await;
+}
+
+/// `--no-start` holds for engines that a reload adds as well: a command starts them, or a request.
+#[tokio::test]
+async fn an_agent_that_starts_no_engine_starts_none_that_is_added() {
+    let engines = vec![EngineSetup::new("A", "A"), EngineSetup::new("B", "B"), EngineSetup::new("C", "B")];
+    let node = Setup::new(engines).build();
+    let all = node.file();
+    all.clone().without("C").write();
+    let agent = Agent::up(Agent::spawn(&node, &["--no-start"]), node.clone()).await;
+    all.write();
+    assert_eq!(agent.reloaded().await, "A unchanged, B unchanged, C added");
+    agent.done(start("B")).await;
+    agent.until_idle().await;
+    let tiers: Vec<_> = agent.status().await.engines.iter().map(|e| e.tier == Some(Tier::Stopped)).collect();
+    assert_eq!(tiers, [true, false, true]);
+    assert_eq!((node.tree("A"), node.tree("C")), (Vec::new(), Vec::new()));
+    agent.done(start("C")).await;
     agent.stop().await;
 }

@@ -1,5 +1,6 @@
 //! At rest, and in the middle of a handoff.
 
+use hotbunk_api::cycle::{PlanSource, RunCycle};
 use hotbunk_api::operation::Submit;
 use hotbunk_api::words::{State, Strategy, Tier};
 use hotbunk_tests::{Agent, Node, Setup, Switch, kill, start, stop, until};
@@ -243,6 +244,34 @@ async fn a_removed_engine_is_cut_off_by_the_deadline_and_by_the_end_of_the_agent
         }
         agent.stop().await;
         assert!(node.living().is_empty(), "{:#?}", node.living());
+    }
+}
+
+/// A cycle run whose agent was killed has one end, however many agents come: it failed, and how long it took is not known.
+#[tokio::test]
+async fn a_run_whose_agent_was_killed_is_ended_once() {
+    let (node, agent) = pair().await;
+    let plan = PlanSource::Named { name: "quick".to_owned() };
+    agent.api.run_cycle(&RunCycle { id: Some("cut".to_owned()), plan }).await.unwrap();
+    until("the run to have come somewhere", async || agent.api.cycle("cut").await.unwrap().steps_done >= 2)
+        .await;
+    agent.kill().await;
+    for _ in 0..2 {
+        let agent = node.start().await;
+        agent.until_idle().await;
+        let run = agent.api.cycle("cut").await.unwrap();
+        assert_eq!(run.state, State::Failed, "{run:#?}");
+        assert!(run.error.as_ref().unwrap().message.contains("its agent ended"), "{run:#?}");
+        assert!(run.ended_at.is_some() && run.elapsed_s == 0.0, "{run:#?}");
+        let ends = agent.entries("run_ended", 0).await;
+        assert_eq!(ends.len(), 1, "{ends:#?}");
+        assert_eq!(ends[0].run.as_deref(), Some("cut"));
+        assert_eq!(ends[0].record["outcome"]["code"], "agent_ended", "{ends:#?}");
+        let report = agent.api.report("cut").await.unwrap();
+        assert_eq!(report["run"]["outcome"], "failed", "{report:#}");
+        assert_eq!(report["run"]["finished"].as_f64(), run.ended_at, "{report:#}");
+        assert_ne!(report["status"], "PASS");
+        agent.kill().await;
     }
 }
 

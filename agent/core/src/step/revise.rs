@@ -54,7 +54,7 @@ impl Cx<'_> {
     fn start_of_its_own(&mut self, engine: EngineId) {
         let e = self.node.engine(engine);
         let autostart = e.revised.as_ref().map_or(e.spec.autostart, |revised| revised.spec.autostart);
-        if autostart && !self.node.closing {
+        if autostart && !self.node.closing && !self.node.by_hand {
             let id = self.node.number();
             let request = Request::Start { engine, rehearse: None, awake: false };
             self.node.queue.push_back(Queued { id, request, by: By::Agent, at: self.now });
@@ -143,7 +143,8 @@ impl Cx<'_> {
             e.retired
                 && e.process
                 && !e.dead
-                && !e.frozen
+                // Frozen requests whose clients have gone are nobody's.
+                && !(e.frozen && e.is_busy())
                 && e.condition == Condition::Settled
                 && self.node.is_free(&e.spec.devices)
                 && !e.spec.devices.iter().any(|d| spoken_for.contains(d))

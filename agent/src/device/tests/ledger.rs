@@ -1,23 +1,33 @@
 //! Simulated devices, and the sampler itself.
 
 use super::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Used bytes, and bytes by process.
 type Contents = (u64, Vec<(u32, u64)>);
 
 /// A ledger of this process: what the simulated engines' file is, without the file.
-#[derive(Debug, Clone)]
-struct Stand(Arc<Mutex<Option<Contents>>>);
+#[derive(Debug, Clone, Default)]
+struct Stand {
+    contents: Arc<Mutex<Option<Contents>>>,
+    reads: Arc<AtomicUsize>,
+}
 
 impl Stand {
     fn set(&self, used: u64, processes: &[(u32, u64)]) {
-        *self.0.lock().unwrap() = Some((used, processes.to_vec()));
+        *self.contents.lock().unwrap() = Some((used, processes.to_vec()));
+    }
+
+    /// How often it has been read.
+    fn reads(&self) -> usize {
+        self.reads.load(Ordering::SeqCst)
     }
 
     fn spec(&self) -> DeviceSpec {
         let stand = self.clone();
         let look: Look = Arc::new(move || {
-            let contents = stand.0.lock().unwrap().clone().ok_or("no such file")?;
+            stand.reads.fetch_add(1, Ordering::SeqCst);
+            let contents = stand.contents.lock().unwrap().clone().ok_or("no such file")?;
             Ok(LedgerLook {
                 model: "simulated L20".into(),
                 uuid: "SIM-0".into(),
@@ -32,7 +42,7 @@ impl Stand {
 
 #[tokio::test]
 async fn a_ledger_is_read_like_a_device_and_a_condition_that_holds_is_seen_at_once() {
-    let stand = Stand(Arc::default());
+    let stand = Stand::default();
     stand.set(3 * GIB, &[(5, 2 * GIB), (6, GIB)]);
     // Slow ticks: only reading on demand can be quick.
     let timing = Timing { rest: LONG, fast: LONG, ..timing() };
@@ -66,13 +76,13 @@ async fn a_ledger_is_read_like_a_device_and_a_condition_that_holds_is_seen_at_on
 
 #[tokio::test]
 async fn a_ledger_that_vanishes_is_lost_and_found_again() {
-    let stand = Stand(Arc::default());
+    let stand = Stand::default();
     let sampler = Sampler::spawn(vec![stand.spec()], None, timing()).unwrap();
     let error = sampler.opened(LONG).await.remove(0).1.unwrap_err();
     assert_eq!(error.sentence(), "device `sim`: its ledger cannot be read: no such file");
     stand.set(1, &[]);
     until_health(&sampler, CARD, |h| *h == Health::Ok).await;
-    *stand.0.lock().unwrap() = None;
+    *stand.contents.lock().unwrap() = None;
     until_health(&sampler, CARD, |h| matches!(h, Health::Lost { .. })).await;
     stand.set(2, &[]);
     until_health(&sampler, CARD, |h| *h == Health::Ok).await;
@@ -93,7 +103,7 @@ async fn without_a_device_nothing_is_watched_and_nothing_is_claimed() {
 
 #[tokio::test]
 async fn the_rate_follows_the_guards() {
-    let stand = Stand(Arc::default());
+    let stand = Stand::default();
     stand.set(1, &[]);
     let timing = Timing { rest: LONG, fast: Duration::from_millis(2), ..timing() };
     let sampler = Sampler::spawn(vec![stand.spec()], None, timing).unwrap();
@@ -110,17 +120,18 @@ async fn the_rate_follows_the_guards() {
         next().await.unwrap().unwrap();
     }
     drop(two);
-    // What is still under way ends, and the rest sets in.
-    let quiet = async {
-        loop {
-            let newest = sampler.latest(CARD);
-            tokio::time::sleep(Duration::from_millis(60)).await;
-            if sampler.latest(CARD) == newest {
-                break;
-            }
-        }
-    };
-    tokio::time::timeout(LONG, quiet).await.unwrap();
+    // The rest sets in: another one that goes on at the fast rate is the clock. A tick that was due may still come, and the
+    // one with which the rest begins.
+    let reads = stand.reads();
+    let other = Stand::default();
+    other.set(1, &[]);
+    let clock = Sampler::spawn(vec![other.spec()], None, timing).unwrap();
+    let _ticks = clock.fast();
+    let mut ticks = clock.readings(CARD).unwrap();
+    for _ in 0..20 {
+        tokio::time::timeout(LONG / 4, ticks.changed()).await.unwrap().unwrap();
+    }
+    assert!(stand.reads() <= reads + 2, "{} in the time of 20", stand.reads() - reads);
     // Another rate counts at once, however long the last one would still have slept.
     let mut readings = sampler.readings(CARD).unwrap();
     sampler.pace(Duration::from_millis(2), Duration::from_millis(2));
@@ -131,7 +142,7 @@ async fn the_rate_follows_the_guards() {
 
 #[tokio::test]
 async fn the_task_ends_with_the_last_handle() {
-    let stand = Stand(Arc::default());
+    let stand = Stand::default();
     stand.set(1, &[]);
     let sampler = Sampler::spawn(vec![stand.spec()], None, timing()).unwrap();
     let mut rows = sampler.subscribe(64);

@@ -3,6 +3,7 @@
 mod bad_input;
 mod failing;
 mod handing_off;
+mod hanging_up;
 mod leaving;
 mod passing;
 
