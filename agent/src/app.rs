@@ -13,16 +13,17 @@
 //! what becomes of their requests), then the gateway and the listeners close. An agent that leaves its engines to the next
 //! one tells those who wait to come again, and lets answers that run end ([`leave`]).
 
+mod devices;
 mod leave;
+mod shutdown;
+mod tasks;
 
 use crate::adopt::{self, Finishing};
 use crate::backend::Backend;
-use crate::clock;
-use crate::config::{self, Config, Current, OnStop};
-use crate::control::{self, Allow, EventLog, Socket};
+use crate::config::{self, Config, Current};
+use crate::control::{EventLog, Socket};
 use crate::cycle::{Cycles, Parts};
-use crate::device::{self, Cause, Health, Sampler, Timing};
-use crate::effects::{EngineSlot, Hands, SLOW_IS_LOST, Slots, chain};
+use crate::effects::{EngineSlot, Hands, Slots, chain};
 use crate::events::{Context, Incident, Recorder};
 use crate::gateway::proxy::{self, Gateway, Listen, Sockets};
 use crate::gateway::{Hub, Link};
@@ -34,32 +35,23 @@ use crate::metrics::{self, Metrics};
 use crate::process::Shims;
 use crate::reload::{self, Reloads};
 use crate::schedule::Schedules;
-use crate::status;
 use crate::successor::{Connections, Listeners};
-use crate::switcher::{Admission, Board, Handle, Input, Order, Switcher, spec};
-use anyhow::{Context as _, bail};
-use hotbunk_api::event::Happening;
-use hotbunk_core::event::{By, Drain, Event, Request};
+use crate::switcher::{Board, Handle, Input, Switcher, spec};
+use anyhow::Context as _;
+use hotbunk_core::event::Event;
 use hotbunk_core::ids::EngineId;
-use hotbunk_core::spec::DrainPolicy;
 use hotbunk_core::state::Node;
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
 /// Name of the journal in the state directory.
 pub const JOURNAL: &str = "journal.db";
-/// How long the first look at a device may take before the agent goes on without it.
-const FIRST_LOOK: Duration = Duration::from_secs(10);
 /// Events that a client of the control API may be behind.
 const EVENTS: usize = 1024;
-/// Batches of samples that may wait for the journal.
-const BATCHES: usize = 64;
 
 /// A running agent.
 #[derive(Debug)]
@@ -166,10 +158,10 @@ impl App {
         let left_alone = left.left_alone.clone();
         let finishing = left.finish(&recorder, config.policy.drain_deadline);
 
-        let sampler = devices(&config).await?;
+        let sampler = devices::open(&config).await?;
         let memory = |name: &str| {
             let at = config.devices.iter().position(|d| d.name == name)?;
-            sampler.info(device_id(at)).map(|info| info.usable_bytes())
+            sampler.info(devices::id(at)).map(|info| info.usable_bytes())
         };
         let host_total = HostMemory::read().ok().map(|m| m.total);
         let mut node = Node::new(
@@ -194,7 +186,7 @@ impl App {
         let (inputs, received) = mpsc::unbounded_channel();
         let slots = Slots::new(slots);
         let trees = slots.clone();
-        let host = HostSampler::spawn(move || process_trees(&trees), config.node.sampling.host)
+        let host = HostSampler::spawn(move || tasks::process_trees(&trees), config.node.sampling.host)
             .context("the host sampler cannot be started")?;
         let shims = Shims {
             state_dir: config.node.state_dir.clone(),
@@ -245,8 +237,8 @@ impl App {
         }
         let (stop, stopping) = watch::channel(false);
         let switcher_task = tokio::spawn(switcher.run(stopping.clone()));
-        let mut tasks = sample_tasks(&hands);
-        tasks.extend(device_tasks(&hands, &handle));
+        let mut tasks = tasks::samples(&hands);
+        tasks.extend(devices::follow(&hands, &handle));
         tasks.push(tokio::spawn(metrics::upkeep(metrics.clone())));
         let cycles = Cycles::new(Parts {
             switcher: handle.clone(),
@@ -265,7 +257,7 @@ impl App {
 
         let metrics_address = metrics_listener.and_then(|listener| {
             let bound = listener.local_addr().ok();
-            tasks.push(tokio::spawn(serve_metrics(listener, metrics, stopping.clone())));
+            tasks.push(tokio::spawn(tasks::serve_metrics(listener, metrics, stopping.clone())));
             bound
         });
         let control_socket = config.node.control_socket();
@@ -281,7 +273,7 @@ impl App {
             Arc::clone(&events),
             reloads.clone(),
         );
-        tasks.push(tokio::spawn(serve_control(socket, backend, stopping.clone())));
+        tasks.push(tokio::spawn(tasks::serve_control(socket, backend, stopping.clone())));
         schedules.set(&config.schedules);
 
         let awake = match begin.engines {
@@ -327,102 +319,6 @@ impl App {
             self.tasks.push(tokio::spawn(connections.give(gateway.takes())));
         }
     }
-
-    /// Ends what runs, stops every engine by its grace, and closes. What is not over by the configured limit, or when
-    /// `hurry` comes, is killed.
-    ///
-    /// Engines that are left go on serving; what is under way is waited for within the same limit, and is otherwise the
-    /// next agent's to finish, as after a crash.
-    pub async fn shutdown(mut self, reason: &str, engines: OnStop, hurry: impl Future<Output = ()>) {
-        // No handle of a listener is left when the gateway closes it.
-        self.listeners = Listeners::default();
-        self.events.publish(clock::epoch(), Happening::Stopping { reason: reason.to_owned() });
-        let run = self.cycles.give_up();
-        if engines == OnStop::Leave {
-            return self.leave(reason, run, hurry).await;
-        }
-        self.switcher.tell(Event::Close);
-        let mut finishing = std::mem::take(&mut self.finishing);
-        let orderly = async {
-            tokio::join!(self.stop_engines(), finishing.stop());
-            // Its end stands in the journal before the agent's.
-            if let Some(run) = run {
-                run.over().await;
-            }
-        };
-        let limit = tokio::time::sleep(self.config.get().node.shutdown_grace);
-        tokio::select! {
-            () = orderly => {}
-            () = limit => tracing::warn!("not everything ended in time; what is left is killed"),
-            () = hurry => tracing::warn!("told to hurry; what is left is killed"),
-        }
-        finishing.kill().await;
-        for slot in self.hands.engines.all().iter() {
-            let ended = slot.stop(Duration::ZERO).await;
-            if ended.left > 0 {
-                tracing::error!(engine = slot.config.name, left = ended.left, "processes could not be ended");
-            }
-        }
-        self.close(reason).await;
-    }
-
-    async fn close(self, reason: &str) {
-        // Whoever was waiting or being answered has been told by now.
-        if let Some(gateway) = self.gateway {
-            gateway.stop().await;
-        }
-        let stopped = Record::AgentStopped { reason: reason.to_owned() };
-        drop(self.hands.recorder.record_one(&Context::none(), stopped).await);
-        self.stop.send_replace(true);
-        // The listeners end by themselves; the rest only ever waits.
-        drop(self.switcher_task.await);
-        self.schedules.end();
-        for task in self.tasks {
-            task.abort();
-            // What it listened on is free for the next agent.
-            drop(task.await);
-        }
-        drop(self.hands.recorder.journal().flush().await);
-        self.hands.recorder.journal().clone().close().await;
-        tracing::info!("the agent has stopped");
-    }
-
-    /// Ends the processes that are still starting. They serve nobody, a start may take minutes, and a stop waits behind
-    /// the start that is running: so the process goes first, and its start with it.
-    async fn end_starts(&self) {
-        let mut nodes = self.switcher.watch();
-        loop {
-            let node = Arc::clone(&nodes.borrow_and_update());
-            let starts = |id: &EngineId| {
-                let engine = node.engine(*id);
-                engine.process && !engine.dead && engine.capabilities.is_none()
-            };
-            let starting: Vec<EngineId> = node.ids().filter(starts).collect();
-            for id in &starting {
-                let slot = self.hands.slot(*id);
-                slot.stop(slot.config.stop_grace).await;
-            }
-            // One whose process is only about to be there is met at its next step.
-            if starting.is_empty() || nodes.changed().await.is_err() {
-                return;
-            }
-        }
-    }
-
-    async fn stop_engines(&self) {
-        self.end_starts().await;
-        for engine in self.switcher.node().ids() {
-            let drain = Drain { policy: Some(DrainPolicy::Abort), deadline: None };
-            let request = Request::Stop { engine, drain };
-            let order = Order { request, by: By::Agent, run: None, client: None };
-            match self.switcher.submit(order).await {
-                Admission::Begun(id) | Admission::Queued(id) | Admission::Joined(id) => {
-                    self.switcher.wait(id).await;
-                }
-                Admission::Nothing(_) | Admission::Refused(_) => {}
-            }
-        }
-    }
 }
 
 /// How to begin.
@@ -454,10 +350,6 @@ pub enum Engines {
     Leave,
 }
 
-fn device_id(at: usize) -> hotbunk_core::ids::DeviceId {
-    hotbunk_core::ids::DeviceId(u16::try_from(at).unwrap_or(u16::MAX))
-}
-
 fn of_metrics(given: std::net::TcpListener) -> std::io::Result<TcpListener> {
     given.set_nonblocking(true)?;
     TcpListener::from_std(given)
@@ -468,39 +360,6 @@ fn private_dir(dir: &std::path::Path) -> anyhow::Result<()> {
     std::fs::DirBuilder::new().recursive(true).mode(0o750).create(dir).with_context(|| {
         format!("{} cannot be made; create it, or name another in the configuration", dir.display())
     })
-}
-
-async fn devices(config: &Config) -> anyhow::Result<Sampler> {
-    let source = |d: &config::Device| match &d.source {
-        config::Source::Nvml(config::Selector::Uuid(uuid)) => {
-            device::Source::Nvml(device::Selector::Uuid(uuid.clone()))
-        }
-        config::Source::Nvml(config::Selector::Index(index)) => {
-            device::Source::Nvml(device::Selector::Index(*index))
-        }
-        config::Source::Simulated { ledger } => device::Source::simulated(ledger.clone()),
-        config::Source::None => device::Source::None,
-    };
-    let specs = config
-        .devices
-        .iter()
-        .map(|d| device::DeviceSpec { name: d.name.clone(), source: source(d) })
-        .collect();
-    let timing =
-        Timing { rest: config.node.sampling.device, fast: config.node.sampling.handoff, ..Timing::default() };
-    let sampler = Sampler::spawn(specs, config.node.nvml_library.clone(), timing)?;
-    for (name, outcome) in sampler.opened(FIRST_LOOK).await {
-        match outcome {
-            Ok(info) => tracing::info!(device = name, uuid = info.uuid, model = info.model, "device found"),
-            Err(error) if error.is_configuration() => bail!("{}", error.sentence()),
-            Err(error) => tracing::warn!(
-                device = name,
-                error = error.sentence(),
-                "the device cannot be read: handoffs, which need to see memory released, are refused until it can be"
-            ),
-        }
-    }
-    Ok(sampler)
 }
 
 /// What was measured before counts until it is measured again, if the engine is started with the same settings.
@@ -514,84 +373,5 @@ async fn remember_footprints(node: &mut Node, slots: &[Arc<EngineSlot>], recorde
     };
     for (engine, slot) in node.engines.iter_mut().zip(slots) {
         engine.footprints = reload::footprints(&rows, &slot.config.name, &slot.fingerprint);
-    }
-}
-
-fn process_trees(slots: &Slots) -> HashMap<String, Vec<u32>> {
-    slots.all().iter().filter_map(|slot| Some((slot.config.name.clone(), slot.process()?.pids()))).collect()
-}
-
-fn sample_tasks(hands: &Arc<Hands>) -> Vec<JoinHandle<()>> {
-    let mut device_rows = hands.sampler.subscribe(BATCHES);
-    let mut host_rows = hands.host.subscribe(BATCHES);
-    let (device_recorder, host_recorder) = (hands.recorder.clone(), hands.recorder.clone());
-    vec![
-        tokio::spawn(async move {
-            while let Some(rows) = device_rows.recv().await {
-                device_recorder.samples(rows);
-            }
-        }),
-        tokio::spawn(async move {
-            while let Some(rows) = host_rows.recv().await {
-                host_recorder.host_samples(rows);
-            }
-        }),
-    ]
-}
-
-/// Tells of each device's health as it changes, and of its size as soon as it is known.
-fn device_tasks(hands: &Arc<Hands>, switcher: &Handle) -> Vec<JoinHandle<()>> {
-    let follow = |at: usize| {
-        let id = device_id(at);
-        let mut health = hands.sampler.health_changes(id)?;
-        let (hands, switcher) = (Arc::clone(hands), switcher.clone());
-        Some(tokio::spawn(async move {
-            loop {
-                let device = status::device(&switcher.node(), &hands, id);
-                if let Some(info) = hands.sampler.info(id) {
-                    hands.recorder.metrics().device_total(&device.name, info.total_bytes);
-                }
-                hands
-                    .recorder
-                    .events()
-                    .publish(clock::epoch(), Happening::Device { device: Box::new(device) });
-                let is_slow = matches!(*health.borrow(), Health::Degraded { cause: Cause::Slow, .. });
-                tokio::select! {
-                    changed = health.changed() => if changed.is_err() {
-                        return;
-                    },
-                    // What lasts becomes a loss without a further change.
-                    () = tokio::time::sleep(SLOW_IS_LOST + Duration::from_millis(50)), if is_slow => {}
-                }
-                // At once, not at the next periodic look: what needs evidence must not begin without it.
-                if let Some(event) = hands.device_event(id) {
-                    drop(hands.inputs.send(Input::Event(event)));
-                }
-            }
-        }))
-    };
-    (0..switcher.node().devices.len()).filter_map(follow).collect()
-}
-
-async fn until(mut stop: watch::Receiver<bool>) {
-    // The sender lives as long as the agent.
-    let _ = stop.wait_for(|stop| *stop).await;
-}
-
-async fn serve_metrics(listener: TcpListener, metrics: Metrics, stop: watch::Receiver<bool>) {
-    if let Err(error) = metrics::serve(listener, metrics, until(stop)).await {
-        tracing::error!(error = chain(&error), "/metrics");
-    }
-}
-
-/// The group that may operate the node beside root and the agent's own user: the agent's own group, where it has one
-/// of its own (the service unit gives it `hotbunk`).
-fn operators() -> Option<u32> {
-    Some(rustix::process::getegid()).filter(|gid| !gid.is_root()).map(|gid| gid.as_raw())
-}
-
-async fn serve_control(socket: Socket, backend: Backend, stop: watch::Receiver<bool>) {
-    if let Err(error) = control::serve(socket, backend, Allow::own(operators()), until(stop)).await {
-        tracing::error!(error = chain(&error), "control API");
     }
 }

@@ -129,10 +129,11 @@ pub fn recycle_now(node: &Node) -> Option<EngineId> {
 fn is_idle(node: &Node, id: EngineId) -> bool {
     let e = node.engine(id);
     match e.condition {
-        _ if e.dead || e.is_busy() => false,
-        Condition::Settled => !e.process || e.watch.idle >= IDLE_SURVEYS,
-        // It has no process, and waits for somebody.
+        _ if e.is_busy() => false,
+        // It has no process that serves, and waits for somebody.
         Condition::Failed(_) | Condition::NoRoom | Condition::PortTaken => true,
+        _ if e.dead => false,
+        Condition::Settled => !e.process || e.watch.idle >= IDLE_SURVEYS,
         Condition::Moving | Condition::Adrift(_) | Condition::Backoff(_) => false,
     }
 }

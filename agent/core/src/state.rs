@@ -143,8 +143,8 @@ pub struct Engine {
     pub level2_unsafe: bool,
     /// It has been seen to be unable to park.
     pub cannot_park: bool,
-    /// Its process was started by somebody else and runs with other settings than are configured: what was measured of it
-    /// says nothing of the next one.
+    /// Its process was started by somebody else, or by a former agent, and runs with other settings than are configured: what
+    /// was measured of it says nothing of the next one.
     pub other_settings: bool,
     /// Crashes within the window.
     pub crashes: Crashes,

@@ -10,6 +10,7 @@
 //! | `work` | operations under way, requests that wait | the same |
 //! | `order/NUMBER` | who asked for an operation, and under which id | the same |
 //! | `done/NUMBER` | operations of clients that are over, the last ones | the same |
+//! | `settings/NAME` | fingerprint of the settings that `engine/NAME` speaks of | the same |
 //! | `life/NAME` | one process life: incarnation, settings, canary | the hands, with the records of start and warm-up |
 //!
 //! It is state, not history: why anything is as it is stands in the journal's entries.
@@ -94,6 +95,8 @@ const DONE: usize = 256;
 #[derive(Debug, Default)]
 pub struct Keeper {
     written: Option<Kept>,
+    /// Fingerprints by engine, as they were written.
+    settings: BTreeMap<String, String>,
     orders: HashMap<OperationId, (Order, bool)>,
     /// Operations that are over, oldest first.
     done: VecDeque<u64>,
@@ -167,9 +170,23 @@ impl Keeper {
         changes
     }
 
+    /// The same of the settings that are in force: name and fingerprint of each engine. What was learned counts for these,
+    /// also where no process was ever started with them.
+    pub fn settings<'a>(&mut self, in_force: impl IntoIterator<Item = (&'a str, &'a str)>) -> Vec<Keep> {
+        let mut changes = Vec::new();
+        for (name, fingerprint) in in_force {
+            if self.settings.get(name).is_none_or(|written| written != fingerprint) {
+                changes.push(keep(format!("settings/{name}"), &fingerprint));
+                self.settings.insert(name.to_owned(), fingerprint.to_owned());
+            }
+        }
+        changes
+    }
+
     /// What was to be written was not: all of it is due again.
     pub fn lost(&mut self) {
         self.written = None;
+        self.settings.clear();
         self.orders.values_mut().for_each(|(_, written)| *written = false);
     }
 }
@@ -187,6 +204,8 @@ pub struct Former {
     pub work: Option<KeptWork>,
     /// Process lives by engine.
     pub lives: BTreeMap<String, Life>,
+    /// Fingerprints of the settings that were in force, by engine.
+    pub settings: BTreeMap<String, String>,
     /// Who asked for what.
     pub orders: HashMap<OperationId, Order>,
     /// Operations of clients that were over, oldest first.
@@ -209,6 +228,7 @@ impl Former {
                     former.devices.insert(name.to_owned(), d);
                 }),
                 "work" => value(&body).map(|w| former.work = Some(w)),
+                "settings" => value(&body).map(|s| drop(former.settings.insert(name.to_owned(), s))),
                 "life" => value(&body).map(|l| drop(former.lives.insert(name.to_owned(), l))),
                 "order" => value::<KeptOrder>(&body).zip(name.parse().ok()).map(|(order, number)| {
                     former.orders.insert(OperationId(number), order.into());
@@ -222,6 +242,14 @@ impl Former {
             }
         }
         former
+    }
+
+    /// Whether what is kept of an engine is of other settings than these. What is kept of one that lives is of what its
+    /// process was started with; of another one it may be of settings that were put in force and never started.
+    pub fn is_of_others(&self, engine: &str, fingerprint: &str, lives: bool) -> bool {
+        let started = self.lives.get(engine).map(|life| &life.fingerprint);
+        let in_force = self.settings.get(engine).filter(|_| !lives);
+        [in_force, started].into_iter().flatten().any(|known| known != fingerprint)
     }
 }
 
@@ -299,6 +327,27 @@ mod tests {
         let (mut keeper, mut table) = (Keeper::default(), BTreeMap::new());
         written(keeper.changes(&begun(&mut Keeper::default())), &mut table);
         assert!(!read(&table, "another boot").same_boot);
+    }
+
+    /// What was put into force and never started: its footprints are not those of the settings before.
+    #[test]
+    fn what_is_kept_is_of_the_settings_in_force_whatever_was_started_last() {
+        let mut keeper = Keeper::default();
+        assert_eq!(keeper.settings([("A", "old"), ("B", "b")]).len(), 2);
+        let mut table = BTreeMap::new();
+        written(keeper.settings([("A", "new"), ("B", "b")]), &mut table);
+        assert_eq!(table.keys().collect::<Vec<_>>(), ["settings/A"], "and nothing that has not changed");
+        let incarnation = Incarnation { pid: 7, start_ticks: 7, boot_id: String::new() };
+        let fingerprint = "old".to_owned();
+        let life = Life { incarnation, fingerprint, canary: None, version: None, context_tokens: None };
+        written(vec![keep_life("A", &life)], &mut table);
+        let former = read(&table, "");
+        assert!(former.unreadable.is_empty() && former.is_of_others("A", "old", false), "{former:?}");
+        assert!(former.is_of_others("A", "new", true), "its process is of the old ones");
+        assert!(!former.is_of_others("A", "old", true), "and needs nothing");
+        assert!(!former.is_of_others("B", "b", false), "what nothing is known of is of these");
+        keeper.lost();
+        assert_eq!(keeper.settings([("A", "new")]).len(), 1);
     }
 
     #[test]

@@ -258,13 +258,14 @@ pub async fn take_over(
         found.bytes = own[at];
         let kept = former.engines.get(name).cloned();
         // What was learned with these settings counts, whatever became of the process.
-        let same = former.lives.get(name).is_some_and(|life| life.fingerprint == slot.fingerprint);
+        let lives = matches!(found.process, Process::Lives | Process::Strange(_));
+        let other = former.is_of_others(name, &slot.fingerprint, lives);
+        let same = !other && former.lives.contains_key(name);
         if let Some(kept) = kept.as_ref().filter(|_| same) {
             node.engines[at].costs = kept.costs;
         }
         let kept = kept.filter(|_| former.same_boot);
         // What was kept is of other settings: with or without a process, it is not taken for measured with these.
-        let other = former.lives.get(name).is_some_and(|life| life.fingerprint != slot.fingerprint);
         if other {
             let (spec, footprints) = (node.engines[at].spec.clone(), node.engines[at].footprints);
             node.engines[at].revised = Some(Box::new(Revised { spec, process: true, footprints }));

@@ -23,6 +23,7 @@ use crate::clock;
 use crate::device::FastGuard;
 use crate::effects::{Hands, Purpose, WorkLog};
 use crate::events::{Context, Event as Recorded};
+use crate::journal::Keep;
 use crate::journal::record::Record;
 use crate::reload::Plan;
 use crate::status;
@@ -438,7 +439,7 @@ impl Switcher {
         // Before any action: a gate is closed before the drain begins.
         self.hands.hub.follow(&self.node, &effects, self.stepped);
         let batches: Vec<_> = batches.into_iter().map(|(of, events)| (self.context(of), events)).collect();
-        let keep = self.keeper.changes(&self.node);
+        let keep = self.what_to_keep();
         // One transaction, so that an agent that is killed leaves the state between two steps. The recorder has said
         // loudly where it fails; serving goes on without a journal.
         if let Err(error) = self.hands.recorder.record_step(batches, keep).await {
@@ -482,9 +483,17 @@ impl Switcher {
         self.ledgers = ledgers;
     }
 
+    /// What a later agent has to know that has changed.
+    fn what_to_keep(&mut self) -> Vec<Keep> {
+        let mut keep = self.keeper.changes(&self.node);
+        let slots = self.hands.engines.all();
+        keep.extend(self.keeper.settings(slots.iter().map(|s| (&*s.config.name, &*s.fingerprint))));
+        keep
+    }
+
     /// What an event without any word has changed.
     async fn keep(&mut self) {
-        let keep = self.keeper.changes(&self.node);
+        let keep = self.what_to_keep();
         if !keep.is_empty() && self.hands.recorder.record_step(Vec::new(), keep).await.is_err() {
             self.keeper.lost();
         }

@@ -23,16 +23,20 @@ impl Hash for Sys {
             (e.restart_only, e.level2_unsafe, e.cannot_park, e.crashes.count(), e.wanted_awake).hash(h);
             e.watch.hash(h);
             (e.demand, e.in_flight, e.retry, e.fall_retry).hash(h);
+            (e.spec.rest, e.spec.estimate.kv_cache, &e.revised, e.retired, e.other_settings).hash(h);
         }
         for d in &self.node.devices {
-            (d.foreign, &d.evidence).hash(h);
+            (d.foreign, &d.evidence, d.spec.max_awake, &d.revised).hash(h);
         }
+        (&self.file, self.edits, &self.runs, &self.handle, &self.in_use, &self.foreign, &self.kept_hold_of)
+            .hash(h);
         self.node.operations.hash(h);
         self.node.queue.hash(h);
         (self.node.closing, &self.node.paused).hash(h);
         (&self.held, self.asks).hash(h);
         (&self.procs, &self.pending, &self.exits, &self.surveys, &self.goal, &self.tampered).hash(h);
-        (self.blind, self.commands, self.faults, self.crashes, self.ticks).hash(h);
+        (self.blind, self.dropped, self.misread, self.commands, self.faults, self.crashes, self.ticks)
+            .hash(h);
         (self.since, &self.broken).hash(h);
         for o in &self.observed {
             (o.id, &o.reported).hash(h);
@@ -65,7 +69,8 @@ impl Sys {
             }
         }
         if self.commands > 0 {
-            out.extend((0..config.menu.len()).map(Act::Command));
+            let may = |at: &usize| self.can_be_asked(&config.menu[*at]);
+            out.extend((0..config.menu.len()).filter(may).map(Act::Command));
             out.extend((0..self.node.operations.len()).map(Act::Cancel));
         }
         if self.faults > 0 {
@@ -74,11 +79,25 @@ impl Sys {
                 if config.deaths && self.procs[at].alive {
                     out.push(Act::Die(e));
                 }
+                if config.arrivals && self.may_arrive(config, at) {
+                    out.push(Act::Arrive(e));
+                }
                 let at_rest = self.node.operation_on(&self.node.engines[at].spec.devices).is_none();
-                if config.surveys && at_rest && self.procs[at].alive && !self.tampered[at] {
+                if config.surveys
+                    && at_rest
+                    && !self.foreign[at]
+                    && self.procs[at].alive
+                    && !self.tampered[at]
+                {
                     out.push(Act::Meddle(e));
                 }
             }
+        }
+        if self.edits > 0 {
+            out.extend((0..config.revisions.menu.len()).map(Act::Revise));
+        }
+        if self.may_be_quiet() {
+            out.push(Act::Quiet);
         }
         if self.crashes > 0 {
             out.extend(self.ways_to_be_killed().into_iter().map(Act::Crash));
@@ -87,9 +106,17 @@ impl Sys {
         out.extend(self.may_do().into_iter().map(|(at, does)| Act::Gateway(at, does)));
         // What is held for an engine that serves is let through before time passes.
         let through = (0..self.held.len()).any(|at| self.held[at] && self.node.engines[at].is_serving());
+        let due = due || self.a_port_is_free();
         if due || self.ticks > 0 || (self.node.next_deadline(NOW).is_some() && !through) {
             out.push(Act::Tick);
         }
+    }
+
+    /// A port is free again, and nobody has looked.
+    fn a_port_is_free(&self) -> bool {
+        let waits =
+            |at: usize| self.node.engines[at].condition == Condition::PortTaken && !self.port_is_taken(at);
+        (0..self.procs.len()).any(waits)
     }
 
     /// The state after something has happened.
@@ -97,7 +124,7 @@ impl Sys {
         let mut next = self.clone();
         next.happen(config, act, now);
         next.relabel();
-        next.at_rest(NOW);
+        next.at_rest(config, NOW);
         next
     }
 

@@ -4,6 +4,7 @@
 //! checker that finds nothing proves nothing.
 
 mod exhaust;
+mod operators;
 mod planted;
 mod system;
 mod world;
@@ -16,6 +17,7 @@ use hotbunk_core::tier::Tier;
 use stateright::{Checker, Model, Property};
 use std::io::Write as _;
 use system::gateway::Gateway;
+use system::revised::Revisions;
 use system::{Act, Config, How, NOW, Planted, Setting, Sys, UNIT};
 use world::{Size, vllm};
 
@@ -98,7 +100,8 @@ fn holds(name: &str, config: Config) {
 }
 
 fn engine(size: Size, minor: u16, at: Tier) -> Setting {
-    Setting { devices: vec![0], size, caps: vllm(minor), at, rest: Tier::Level1 }
+    let (caps, rest) = (vllm(minor), Tier::Level1);
+    Setting { devices: vec![0], size, caps, at, rest, other_kv: size.kv, stranger: None }
 }
 
 fn switch(to: u16, strategy: Option<Strategy>) -> Request {
@@ -121,6 +124,8 @@ fn two(minor: u16, capacity: u64, b: Tier) -> Config {
         places_are_taken: false,
         drain: DrainPolicy::Wait,
         gateway: Gateway::default(),
+        revisions: Revisions::default(),
+        arrivals: false,
         planted: Planted::default(),
     }
 }

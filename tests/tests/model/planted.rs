@@ -5,7 +5,8 @@ use hotbunk_core::adopt::Process;
 use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::demand::Demand;
 use hotbunk_core::effect::Ticket;
-use hotbunk_core::event::{Event, Use};
+use hotbunk_core::event::{Event, Request, Use};
+use hotbunk_core::revise::Change;
 use hotbunk_core::tier::Tier;
 
 /// A reservation is dropped after each step.
@@ -104,6 +105,81 @@ pub(crate) fn deaf_to_requests() -> Planted {
     let event = |_: &Sys, event: &mut Event| {
         if let Event::Demand { demand, .. } = event {
             *demand = Demand::default();
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// That engines are configured otherwise is never heard.
+pub(crate) fn deaf_to_the_file() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        let Event::Revised(revision) = event else { return };
+        let same = |change: &mut Change| {
+            if let Change::Settings(_) = change {
+                *change = Change::Same;
+            }
+        };
+        revision.engines.iter_mut().for_each(same);
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// That engines are not configured any more is never heard.
+pub(crate) fn deaf_to_removals() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        let Event::Revised(revision) = event else { return };
+        let removed = |change: &&mut Change| matches!(change, Change::Retired);
+        revision.engines.iter_mut().filter(removed).for_each(|change| *change = Change::Same);
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// A file is held against what was configured last, and not against what a process runs with.
+pub(crate) fn judged_by_the_last_file() -> Planted {
+    let event = |sys: &Sys, event: &mut Event| {
+        let Event::Revised(revision) = event else { return };
+        for (change, e) in revision.engines.iter_mut().zip(&sys.node.engines) {
+            if let (Change::Same, Some(former)) = (&*change, &e.revised) {
+                *change = Change::Settings(former.clone());
+            }
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// That requests run is never heard.
+pub(crate) fn blind_to_use() -> Planted {
+    let event = |_: &Sys, event: &mut Event| match event {
+        Event::Uses(uses) => uses.iter_mut().for_each(|u| u.in_flight = 0),
+        Event::Surveyed { survey, .. } => survey.running = survey.running.map(|_| 0),
+        _ => {}
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// A server that is held is taken for ours before all is proven.
+pub(crate) fn ours_at_once() -> Planted {
+    let node = |node: &mut hotbunk_core::state::Node| {
+        let held = node.operations.iter().find_map(|op| match (&op.request, &op.current) {
+            (Request::Adopt(engine), Some(current)) => {
+                matches!(current.step, hotbunk_core::program::Step::WarmUp(_)).then_some(*engine)
+            }
+            _ => None,
+        });
+        if let Some(engine) = held {
+            node.engine_mut(engine).process = true;
+        }
+    };
+    Planted { node, ..Planted::default() }
+}
+
+/// A server that is found where an engine should be is taken for the engine.
+pub(crate) fn ours_when_found() -> Planted {
+    let event = |sys: &Sys, event: &mut Event| {
+        let Event::Adopted(adoption) = event else { return };
+        for a in adoption.engines.iter_mut().filter(|a| sys.port_is_taken(usize::from(a.engine.0))) {
+            a.found.process = Process::Lives;
+            a.found.sleeping = SleepingAnswer::Says { is_sleeping: false };
         }
     };
     Planted { event, ..Planted::default() }

@@ -3,7 +3,7 @@
 //! A seed decides the node (engines, devices, versions, room), what is asked, how long everything takes and what goes
 //! wrong. Everything that the model check holds after a step is held here as well; at the end nothing goes wrong any
 //! more and the node must come to rest. Seeds that once failed stay in [`KNOWN`]. `HOTBUNK_SIMULATION_SEEDS=N` runs N new
-//! seeds instead of a few; `HOTBUNK_SIMULATION_FIRST=S` begins with seed S, to run a failed one again.
+//! seeds instead of a few, of each kind; `HOTBUNK_SIMULATION_FIRST=S` begins with seed S, to run a failed one again.
 
 #[path = "../model/system/mod.rs"]
 mod system;
@@ -15,18 +15,24 @@ use hotbunk_core::effect::{Action, Ticket};
 use hotbunk_core::event::{Drain, Request};
 use hotbunk_core::ids::EngineId;
 use hotbunk_core::spec::{DrainPolicy, Strategy};
-use hotbunk_core::state::Condition;
+use hotbunk_core::state::{Condition, Engine};
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::time::{Duration, Instant, SystemTime};
 use system::gateway::{Does, Gateway};
+use system::revised::{Edit, Revisions};
 use system::{Act, Config, How, NOW, Planted, Setting, Sys, UNIT};
 use world::{Size, vllm};
 
 /// Seeds that are always run: the first few, and every one that found something.
 const KNOWN: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 1_054, 1_177, 5_982, 7_941, 101_722];
+/// The same of lives in which operators change the file and start servers of their own.
+const OPERATED: &[u64] = &[
+    1, 2, 3, 4, 100_136, 100_404, 100_622, 101_082, 101_227, 101_866, 101_916, 101_984, 102_085, 102_513,
+    102_585,
+];
 /// Events of one life before it may come to rest.
 const EVENTS: u32 = 400;
 /// Events within which it must then have come to rest.
@@ -110,7 +116,7 @@ fn node(dice: &mut Dice) -> Config {
                 awake[usize::from(*d)] += u16::from(at == Tier::Awake);
             }
             let rest = dice.of(&[Tier::Level1, Tier::Level1, Tier::Stopped]);
-            Setting { devices: on, size, caps, at, rest }
+            Setting { devices: on, size, caps, at, rest, other_kv: size.kv, stranger: None }
         })
         .collect::<Vec<_>>();
     let mut menu = Vec::new();
@@ -153,8 +159,29 @@ fn node(dice: &mut Dice) -> Config {
         places_are_taken: true,
         drain: dice.of(&[DrainPolicy::Wait, DrainPolicy::Wait, DrainPolicy::Freeze, DrainPolicy::Abort]),
         gateway,
+        revisions: Revisions::default(),
+        arrivals: false,
         planted: Planted::default(),
     }
+}
+
+/// The same node with operators who change its file and start servers of their own.
+fn with_operators(dice: &mut Dice, mut config: Config) -> Config {
+    let count = u16::try_from(config.engines.len()).unwrap_or(0);
+    for setting in &mut config.engines {
+        setting.other_kv = (1 + dice.roll(6)) * UNIT;
+        setting.other_kv += if setting.other_kv == setting.size.kv { UNIT } else { 0 };
+    }
+    let mut menu: Vec<Edit> = (0..count)
+        .flat_map(|at| [Edit::Process(at), Edit::Process(at), Edit::Own(at), Edit::Listed(at)])
+        .collect();
+    menu.extend((0..config.devices.len()).map(|at| Edit::Awake(u16::try_from(at).unwrap_or(0))));
+    let later = usize::from(dice.one_in(3) && config.engines.last().is_some_and(|e| e.at == Tier::Stopped));
+    config.revisions = Revisions { menu, edits: u8::MAX, later };
+    let adopt = |at| Request::Adopt(EngineId(at));
+    config.menu.extend((0..count).flat_map(|at| [adopt(at), adopt(at)]));
+    config.arrivals = true;
+    config
 }
 
 /// Rungs of an idle ladder, and the seconds after which they are due.
@@ -184,6 +211,8 @@ struct Life {
     trouble: Moment,
     /// When the gateway does something next.
     gateway: Moment,
+    /// When an operator does something next that is no command.
+    operator: Moment,
     /// How often maintenance may still be ended.
     resumes: u8,
     quiet: bool,
@@ -194,9 +223,10 @@ struct Life {
 }
 
 impl Life {
-    fn new(seed: u64) -> Self {
+    fn new(seed: u64, operators: bool) -> Self {
         let mut dice = Dice::new(seed);
         let config = node(&mut dice);
+        let config = if operators { with_operators(&mut dice, config) } else { config };
         let mut sys = Sys::new(&config);
         sys.story = Some(Vec::new());
         Life {
@@ -211,6 +241,7 @@ impl Life {
             command: NOW,
             trouble: NOW + Duration::from_secs(5),
             gateway: NOW + Duration::from_secs(1),
+            operator: NOW + Duration::from_secs(3),
             resumes: 5,
             quiet: false,
             away: Duration::ZERO,
@@ -271,7 +302,9 @@ impl Life {
         }
         if !self.quiet {
             let which = usize::try_from(self.dice.roll(self.config.menu.len() as u64)).unwrap_or(0);
-            earlier(self.command, Act::Command(which));
+            if self.sys.can_be_asked(&self.config.menu[which]) {
+                earlier(self.command, Act::Command(which));
+            }
             let victim = u16::try_from(self.dice.roll(self.sys.procs.len() as u64)).unwrap_or(0);
             let trouble = match self.dice.roll(8) {
                 0 if !self.sys.node.operations.is_empty() => Act::Cancel(0),
@@ -294,6 +327,9 @@ impl Life {
             if self.config.deaths || !matches!(trouble, Act::Die(_)) {
                 earlier(self.trouble, trouble);
             }
+        }
+        if let (false, Some(act)) = (self.quiet, self.operates()) {
+            earlier(self.operator, act);
         }
         // What waits for an engine that serves is let through at once; other requests come and go.
         let may_do = self.sys.may_do();
@@ -334,6 +370,9 @@ impl Life {
                 self.exits.clear();
                 self.surveys.clear();
             }
+            Act::Revise(_) | Act::Arrive(_) | Act::Quiet => {
+                self.operator = self.now + self.dice.millis(10, 60_000);
+            }
             Act::Die(_) | Act::Meddle(_) | Act::Cancel(_) => {
                 self.faults += 1;
                 self.trouble = self.now + self.dice.millis(1_000, 120_000);
@@ -350,6 +389,23 @@ impl Life {
         act
     }
 
+    /// Another file, or a server on the port of an engine that is down.
+    fn operates(&mut self) -> Option<Act> {
+        let edits = self.config.revisions.menu.len();
+        if edits == 0 {
+            return None;
+        }
+        if self.sys.may_be_quiet() && self.dice.one_in(4) {
+            return Some(Act::Quiet);
+        }
+        let may = |at: &usize| self.sys.may_arrive(&self.config, *at);
+        let ports: Vec<usize> = (0..self.sys.procs.len()).filter(may).collect();
+        if !ports.is_empty() && self.dice.one_in(3) {
+            return u16::try_from(self.dice.of(&ports)).ok().map(Act::Arrive);
+        }
+        usize::try_from(self.dice.roll(edits as u64)).ok().map(Act::Revise)
+    }
+
     fn go(&mut self) -> Result<(), String> {
         let act = self.next();
         self.acts.push((self.now, act.clone()));
@@ -359,12 +415,12 @@ impl Life {
             story.push(format!("[{:.1} s] {act:?}", self.now.since(NOW).as_secs_f64()));
         }
         (self.sys.commands, self.sys.faults, self.sys.ticks) = (u8::MAX, u8::MAX, u8::MAX);
-        self.sys.asks = u8::MAX;
+        (self.sys.asks, self.sys.edits) = (u8::MAX, u8::MAX);
         if let Act::Crash(_) = act {
             self.now = self.now + self.away;
         }
         self.sys.happen(&self.config, &act, self.now);
-        self.sys.at_rest(self.now);
+        self.sys.at_rest(&self.config, self.now);
         self.sys.broken.clone().map_or(Ok(()), Err)
     }
 
@@ -380,7 +436,7 @@ impl Life {
             let eta = demand::eta(&self.sys.node, id, self.now);
             e.demand.held > 0 && !matches!(eta, Eta::Never(_))
         };
-        if self.sys.node.ids().any(waits) {
+        if self.sys.node.ids().any(waits) || self.sys.may_be_quiet() {
             return false;
         }
         self.sys.pending.is_empty() && self.sys.exits.is_empty() && !self.sys.node.engines.iter().any(backoff)
@@ -401,30 +457,52 @@ impl Life {
     }
 }
 
+/// An engine as it stands.
+fn word(e: &Engine) -> String {
+    let flags = [
+        ("retired", e.retired),
+        ("frozen", e.frozen),
+        ("process", e.process),
+        ("held for", e.demand.held > 0),
+    ];
+    let flags: Vec<&str> = flags.iter().filter(|(_, is)| *is).map(|(word, _)| *word).collect();
+    let waits = if e.revised.is_some() { ", newer settings wait" } else { "" };
+    format!(
+        "{}: {}, {:?}, {} in flight, {}{waits}",
+        e.spec.name,
+        e.tier,
+        e.condition,
+        e.in_flight,
+        flags.join(", ")
+    )
+}
+
 /// Runs one seed; steps and faults, or what happened before something did not hold.
-fn run(seed: u64) -> Result<(usize, u32), String> {
-    let mut life = Life::new(seed);
+fn run(seed: u64, operators: bool) -> Result<(usize, u32), String> {
+    let mut life = Life::new(seed, operators);
     match life.live() {
         Ok(()) => Ok((life.acts.len(), life.faults)),
         Err(broken) => {
             let story = life.sys.story.unwrap_or_default();
             let from = story.len().saturating_sub(400);
             let at: Vec<Tier> = life.config.engines.iter().map(|e| e.at).collect();
+            let now: Vec<String> = life.sys.node.engines.iter().map(word).collect();
             Err(format!(
-                "seed {seed}: {broken} after {} events, at first {at:?}; the last of it:\n{}",
+                "seed {seed}: {broken} after {} events, at first {at:?}; the last of it:\n{}\n{}",
                 life.acts.len(),
                 story[from..].join("\n"),
+                now.join("\n"),
             ))
         }
     }
 }
 
-fn run_all(what: &str, seeds: impl Iterator<Item = u64>) {
+fn run_all(what: &str, operators: bool, seeds: impl Iterator<Item = u64>) {
     let began = Instant::now();
     let (mut steps, mut faults, mut count) = (0, 0, 0u32);
     let mut failed = Vec::new();
     for seed in seeds {
-        match run(seed) {
+        match run(seed, operators) {
             Ok((s, f)) => (steps, faults, count) = (steps + s, faults + f, count + 1),
             Err(why) => failed.push(why),
         }
@@ -441,7 +519,12 @@ fn run_all(what: &str, seeds: impl Iterator<Item = u64>) {
 
 #[test]
 fn known_seeds() {
-    run_all("known", KNOWN.iter().copied().chain(1_000..1_100));
+    run_all("known", false, KNOWN.iter().copied().chain(1_000..1_100));
+}
+
+#[test]
+fn known_seeds_with_operators() {
+    run_all("known, with operators", true, OPERATED.iter().copied().chain(1_000..1_100));
 }
 
 #[test]
@@ -451,5 +534,6 @@ fn new_seeds() {
     let first = number("HOTBUNK_SIMULATION_FIRST").unwrap_or(now.as_micros() as u64);
     let count = number("HOTBUNK_SIMULATION_SEEDS").unwrap_or(50);
     let _ = writeln!(std::io::stderr(), "simulation: new seeds from {first} on");
-    run_all("new", first..first.saturating_add(count));
+    run_all("new", false, first..first.saturating_add(count));
+    run_all("new, with operators", true, first..first.saturating_add(count));
 }

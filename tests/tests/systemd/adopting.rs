@@ -1,6 +1,7 @@
 //! Servers that something else on the machine runs, and `ctl adopt`.
 
 use crate::installed::Installed;
+use hotbunk_api::status::{Condition, StoppedWhy};
 use hotbunk_tests::until;
 
 /// Installed and started, with an engine A that nobody starts.
@@ -62,6 +63,40 @@ async fn a_server_of_another_unit_is_taken_over() {
     assert_eq!((node.members().await, node.living("sim-engine")), (Vec::new(), Vec::new()));
     until("its unit to know", async || {
         node.machine.run("systemctl is-active mine", "").await.stdout.trim() != "active"
+    })
+    .await;
+}
+
+/// A unit that starts its server again has the port before the engine's own start: the engine waits and says so, and can be taken
+/// over once more. Without the unit it is started as configured.
+#[tokio::test]
+#[ignore = "boots systemd in namespaces: needs root, overlayfs and cgroup 2"]
+async fn a_unit_that_starts_its_server_again_has_the_port() {
+    let node = without_a().await;
+    // Its server listens by then.
+    node.edit(|text| text.replace("initial = \"100ms\", max = \"500ms\"", "initial = \"4s\", max = \"4s\""))
+        .await;
+    node.machine.sh("systemctl reload hotbunk-agent").await;
+    run(&node, &format!("{UNIT} --uid=hotbunk --gid=hotbunk -p Restart=always -p RestartSec=0")).await;
+    let adopted = node.ctl("adopt A").await;
+    assert_eq!(adopted.code, Some(0), "{adopted:?}");
+    let first = node.pids().await["A"];
+    node.machine.sh("systemctl restart mine").await;
+    until("the port to be seen taken", async || {
+        let status = node.status().await.expect("an agent");
+        status.engines[0].condition == Condition::Stopped { why: StoppedWhy::PortTaken }
+    })
+    .await;
+    until("the new server to be ready", async || node.engine("A").try_models().await.is_some()).await;
+    let adopted = node.ctl("adopt A").await;
+    assert_eq!(adopted.code, Some(0), "{adopted:?}");
+    assert_ne!(node.pids().await["A"], first);
+    node.model("A").serves().await;
+
+    node.machine.sh("systemctl stop mine").await;
+    until("A to be started as configured", async || {
+        let started = node.members().await.into_iter().any(|(_, group)| group.starts_with("/hotbunk/A-"));
+        started && node.engine("A").complete(2).await.is_ok()
     })
     .await;
 }

@@ -36,7 +36,8 @@ async fn it_comes_back_after_a_reboot_and_after_a_power_failure() {
     }
     node.is("ActiveState=active NRestarts=0").await;
 
-    node.machine.sh("systemctl disable hotbunk-agent.socket hotbunk-agent").await;
+    node.machine.sh("systemctl disable --now hotbunk-agent.socket hotbunk-agent").await;
+    assert_eq!((node.members().await, node.living("sim-engine")), (Vec::new(), Vec::new()));
     node.machine.cut_and_boot().await;
     node.is("ActiveState=inactive MainPID=0").await;
     assert!(node.model("A").try_models().await.is_none());

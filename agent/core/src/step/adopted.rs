@@ -78,7 +78,13 @@ impl Cx<'_> {
             (e.capabilities, e.footprints, e.costs) = (capabilities, footprints, costs);
             (e.held, e.reserved, e.pinned, e.frozen) = (held, reserved, pinned, frozen);
             (e.restart_only, e.level2_unsafe, e.cannot_park) = (restart_only, level2_unsafe, cannot_park);
+            // What is kept was measured with other settings, whatever becomes of the file from now on: it holds as long as
+            // a process of those lives, and is not that of the next one.
             e.other_settings = other_settings;
+            if let Some(newer) = e.revised.as_ref().filter(|newer| newer.process) {
+                e.other_settings |= process;
+                e.footprints = if process { footprints } else { newer.footprints };
+            }
             (e.crashes, e.wanted_awake, e.awake_since, e.creep) = (crashes, wanted_awake, awake_since, creep);
             // Before it is ready nothing is known of what it can do; its operation asks it.
             if e.capabilities.is_some() {

@@ -1,6 +1,7 @@
 //! Works an operation's program off until it waits for the edge or ends.
 
 use super::Cx;
+use super::take_in::own_settings_again;
 use crate::backoff::Verdict;
 use crate::call::Call;
 use crate::creep::Creep;
@@ -152,6 +153,7 @@ impl Cx<'_> {
                         (false, false, false, false, false);
                     e.capabilities = None;
                     e.creep = Creep::default();
+                    own_settings_again(e);
                 }
                 Tier::Parked | Tier::Level1 | Tier::Level2 => {
                     e.frozen = e.frozen || (freeze && before == Tier::Awake);
@@ -171,6 +173,7 @@ impl Cx<'_> {
             e.tier = Tier::Stopped;
             e.capabilities = None;
             e.creep = Creep::default();
+            own_settings_again(e);
             e.condition = match e.crashes.crashed(&e.spec.backoff, now) {
                 Verdict::RestartAt(at) => Condition::Backoff(at),
                 Verdict::GiveUp => {
@@ -241,9 +244,6 @@ impl Cx<'_> {
                 let life = e.life + 1;
                 let e = self.node.engine_mut(engine);
                 (e.life, e.process, e.dead, e.capabilities) = (life, true, false, None);
-                if std::mem::take(&mut e.other_settings) {
-                    e.footprints = [None; 5];
-                }
                 e.creep = Creep::default();
                 Action::Spawn { engine, life }
             }

@@ -109,6 +109,10 @@ impl Cx<'_> {
 
     fn launch(&self, engine: EngineId, rehearse: bool) -> Result<Vec<Step>, String> {
         let e = self.node.engine(engine);
+        if e.retired {
+            // It may have been removed since this was begun.
+            return Err(format!("{} is not configured any more", e.spec.name));
+        }
         let failed = matches!(e.condition, Condition::Failed(_));
         if e.process || failed {
             return Err(format!("{} is {}", e.spec.name, e.condition_word()));

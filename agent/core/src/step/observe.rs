@@ -174,8 +174,10 @@ impl Cx<'_> {
         let nobody = self.node.engines_on(device).all(|id| !self.node.engine(id).process);
         let d = &mut self.node.devices[usize::from(device.0)];
         let seen = Some(used.saturating_sub(ours)).filter(|bytes| *bytes > d.spec.slack).unwrap_or(0);
-        // Growth counts once it has been seen twice: the first look may come before the survey that explains it.
-        let foreign = if nobody { seen } else { seen.min(d.foreign.max(d.foreign_seen)) };
+        // What is new counts once it has been seen twice: the first look may come before the survey that explains it, or
+        // before the news that an engine of ours has just died, whose bytes would be taken for theirs that have gone.
+        let (least, most) = (d.foreign.min(d.foreign_seen), d.foreign.max(d.foreign_seen));
+        let foreign = if nobody { seen } else { seen.clamp(least, most) };
         d.foreign_seen = seen;
         let appeared = foreign > d.foreign.saturating_add(d.spec.slack);
         d.foreign = foreign;

@@ -143,7 +143,8 @@ impl Cx<'_> {
             e.retired
                 && e.process
                 && !e.dead
-                && !e.frozen
+                // Frozen requests whose clients have gone are nobody's.
+                && !(e.frozen && e.is_busy())
                 && e.condition == Condition::Settled
                 && self.node.is_free(&e.spec.devices)
                 && !e.spec.devices.iter().any(|d| spoken_for.contains(d))

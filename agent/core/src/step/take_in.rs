@@ -23,7 +23,7 @@ use crate::ledger;
 use crate::plan;
 use crate::program::{Cause, Step};
 use crate::queue::Refusal;
-use crate::state::{Condition, Evidence, Footprint, Watch};
+use crate::state::{Condition, Engine, Evidence, Footprint, Watch};
 use crate::tier::Tier;
 
 impl Cx<'_> {
@@ -169,6 +169,14 @@ impl Cx<'_> {
             }
             _ => {}
         }
+    }
+}
+
+/// The process is gone: what was measured of it says nothing of the next one, if it ran with other settings than are
+/// configured; neither does it say how much is to be reserved for that one.
+pub(super) fn own_settings_again(e: &mut Engine) {
+    if std::mem::take(&mut e.other_settings) {
+        e.footprints = [None; 5];
     }
 }
 

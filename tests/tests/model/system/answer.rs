@@ -58,6 +58,9 @@ impl Sys {
     }
 
     pub(crate) fn die(&mut self, e: EngineId) {
+        if self.port_is_taken(usize::from(e.0)) {
+            return self.stranger_ends(usize::from(e.0));
+        }
         self.orphan(e);
         let p = &mut self.procs[usize::from(e.0)];
         if p.alive {
@@ -73,7 +76,7 @@ impl Sys {
     pub(crate) fn result(&mut self, config: &Config, action: &Action, how: How, now: Moment) -> StepResult {
         let e = action.engine();
         let at = usize::from(e.0);
-        let (caps, size) = (Self::caps(config, e), Self::size(config, e));
+        let (caps, size) = (Self::caps(config, e), self.size(config, at));
         let room = self.room(config, e);
         let gone = || StepResult::Gone(String::new());
         if how == How::Dies {
@@ -84,6 +87,17 @@ impl Sys {
             };
         }
         let serving = self.procs[at].serves();
+        match action {
+            Action::Spawn { .. } if self.port_is_taken(at) => return StepResult::PortTaken(String::new()),
+            Action::Spawn { .. } if how != How::Refused => self.started(config, at),
+            Action::Hold { .. } if !self.port_is_taken(at) => return StepResult::NotHeld(String::new()),
+            Action::Hold { .. } => self.kept_hold_of[at] = how != How::Refused && serving,
+            Action::LetGo { .. } => self.kept_hold_of[at] = false,
+            Action::Stop { .. } => self.handle[at] = false,
+            Action::Keep { .. } if how != How::Refused && serving => self.is_ours_now(e),
+            _ => {}
+        }
+        let as_configured = self.runs[at] == self.in_force(config, at);
         let p = &mut self.procs[at];
         match action {
             Action::Drain { .. }
@@ -181,7 +195,6 @@ impl Sys {
                 let devices = config.engines[at].devices.iter().map(|d| DeviceId(*d));
                 let used = devices.map(|d| (d, Some(self.used(config, d)))).collect();
                 let (host, remarks) = (Some(1), Vec::new());
-                let as_configured = true;
                 StepResult::TakenIn(Box::new(TakenIn {
                     capabilities: caps,
                     used,
@@ -224,7 +237,7 @@ impl Sys {
         room: u64,
     ) -> CallOutcome {
         let at = usize::from(e.0);
-        let (caps, size) = (Self::caps(config, e), Self::size(config, e));
+        let (caps, size) = (Self::caps(config, e), self.size(config, at));
         let p = &mut self.procs[at];
         if !p.alive {
             return CallOutcome::Gone { message: String::new() };

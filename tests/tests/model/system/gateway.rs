@@ -51,7 +51,7 @@ impl Sys {
             let e = &self.node.engines[at];
             if self.held[at] {
                 all.push((id(at).0, Does::LetGo));
-            } else if self.asks > 0 && !e.admission {
+            } else if self.asks > 0 && !e.admission && self.file.engines[at].listed {
                 all.push((id(at).0, Does::Hold));
             }
             if e.in_flight > 0 {
@@ -66,6 +66,9 @@ impl Sys {
     pub(crate) fn does(&mut self, config: &Config, at: u16, does: Does, now: Moment) {
         let engine = EngineId(at);
         self.since = 0;
+        if matches!(does, Does::Begin | Does::End) {
+            self.in_use[usize::from(at)] = does == Does::Begin;
+        }
         if matches!(does, Does::Hold | Does::Begin) {
             self.asks = self.asks.saturating_sub(1);
         }

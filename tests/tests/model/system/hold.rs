@@ -49,6 +49,7 @@ impl Sys {
                 return self.fail(format!("step panicked: {said}"));
             }
         };
+        self.grow();
         known.extend((first_new..self.node.next_operation).map(OperationId));
         if let Err(broken) = invariants::check(&self.node) {
             self.fail(broken.to_string());
@@ -138,6 +139,15 @@ impl Sys {
             }
             _ => {}
         }
+        if let Note::Accepted { request, by, .. } = note {
+            self.of_its_own(request, *by);
+            // Who was down for long, or came back into the file, may find its place taken.
+            if let (Request::Start { engine, awake: false, .. }, By::Agent, false) =
+                (request, by, config.revisions.menu.is_empty())
+            {
+                self.goal[usize::from(engine.0)] = false;
+            }
+        }
         match note {
             Note::Accepted { id, request, by, outgoing, .. } => self.observed.push(Observed {
                 id: *id,
@@ -165,7 +175,7 @@ impl Sys {
                         let involved = to.is_none_or(|to| to == e) || observed.outgoing.contains(&e);
                         // Handing the device over settles who serves on it, also for one that was down meanwhile.
                         if involved || (switched && to.is_some_and(|to| self.share_a_device(e, to))) {
-                            self.goal[at] = self.node.engine(e).is_serving();
+                            self.goal[at] = self.node.engine(e).is_serving() && self.file.engines[at].listed;
                         }
                     }
                 }
@@ -186,7 +196,7 @@ impl Sys {
             Incident::Crashed if self.procs[usize::from(e.0)].alive => {
                 self.fail("a crash was reported of an engine that lives");
             }
-            Incident::Drifted if !self.tampered[usize::from(e.0)] && !self.blind => {
+            Incident::Drifted if !self.tampered[usize::from(e.0)] && !self.blind && !self.dropped => {
                 self.fail("a drift was reported of an engine that nobody touched");
             }
             // What an operator must know besides the cause.
@@ -255,6 +265,7 @@ impl Sys {
         if takes && busy {
             self.fail("memory is taken while a neighbour's unanswered call may still run");
         }
+        self.hands_off(&action);
         let p = &self.procs[at];
         match &action {
             Action::Probe { .. }
@@ -295,7 +306,7 @@ impl Sys {
                 return;
             }
             let charged = e.held + e.reserved;
-            let really = p.bytes(config.engines[at].size);
+            let really = if self.foreign[at] { 0 } else { p.bytes(self.size(config, at)) };
             if really > charged && !touched && p.leftover == 0 {
                 let name = e.spec.name.clone();
                 self.fail(format!("I2: {name} holds {really}, {charged} are charged to it"));
@@ -313,6 +324,7 @@ impl Sys {
             }
         }
         self.nobody_switches_in_vain();
+        self.what_is_foreign_is_not_ours(config);
         if self.since > TOO_MANY {
             self.fail("it goes in circles");
         }
@@ -341,7 +353,7 @@ impl Sys {
     }
 
     /// What must hold where nothing is owed any more.
-    pub(crate) fn at_rest(&mut self, now: Moment) {
+    pub(crate) fn at_rest(&mut self, config: &Config, now: Moment) {
         let backoff = self.node.engines.iter().any(|e| matches!(e.condition, Condition::Backoff(_)));
         if self.broken.is_some() || !self.waits_for_nothing() || backoff {
             return;
@@ -349,7 +361,10 @@ impl Sys {
         self.since = 0;
         self.nobody_is_forgotten(now);
         self.no_surplus_stays(now);
-        if !self.node.operations.is_empty() || !self.node.queue.is_empty() {
+        self.the_file_is_in_force(config);
+        // What the agent starts of its own accord waits for the end of maintenance.
+        let waits = self.node.queue.iter().any(|q| q.by != By::Agent || !self.node.is_paused());
+        if !self.node.operations.is_empty() || waits {
             return self.fail("something waits for ever");
         }
         for at in 0..self.procs.len() {
@@ -361,7 +376,9 @@ impl Sys {
             if matches!(e.condition, Condition::Moving | Condition::Adrift(_)) || (e.dead && !failed) {
                 return self.fail(format!("{name} is stuck"));
             }
-            if e.tier == Tier::Awake && e.condition == Condition::Settled && !e.admission {
+            // One that was put to sleep behind our backs is looked at again and again, until there is room to wake it.
+            let looked_at = self.tampered[at] && config.arrivals;
+            if e.tier == Tier::Awake && e.condition == Condition::Settled && !e.admission && !looked_at {
                 return self.fail(format!("{name} is awake and nobody may ask it anything"));
             }
             // Room that is really taken by what outlived a stop, or that nobody could see to be free.
@@ -369,7 +386,7 @@ impl Sys {
                 let unseen = self.blind && matches!(self.node.engines[o].condition, Condition::Failed(_));
                 (self.procs[o].leftover > 0 || unseen) && self.share_a_device(id(o), id(at))
             });
-            if self.goal[at] && !e.is_serving() && !failed && !left {
+            if self.goal[at] && !e.is_serving() && !failed && !left && !looked_at {
                 return self.fail(format!("I5: {name} should serve and does not"));
             }
             if touched || failed {
@@ -382,6 +399,7 @@ impl Sys {
                 Tier::Level1 => p.alive && p.weights == Weights::Host && !p.kv,
                 Tier::Level2 => p.alive && !matches!(p.weights, Weights::Mapped | Weights::Half) && !p.kv,
                 // Bytes that outlive a tree of which nothing runs any more are nobody's of ours, if they are counted.
+                Tier::Stopped if self.foreign[at] => true,
                 Tier::Stopped => !p.alive && e.spec.devices.iter().all(|d| counted(*d, p.leftover)),
             };
             if !as_said {

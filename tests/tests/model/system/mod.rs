@@ -8,19 +8,21 @@ mod answer;
 mod crash;
 pub(crate) mod gateway;
 mod hold;
+pub(crate) mod revised;
+mod stranger;
 
 use crate::world::{Proc, Size, Weights};
 use gateway::{Does, Gateway};
-use hotbunk_core::backoff::BackoffPolicy;
 use hotbunk_core::call::{Call, SleepLevel, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
 use hotbunk_core::effect::{Action, StepResult, Ticket};
 use hotbunk_core::event::{By, Event, Request, Survey};
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
-use hotbunk_core::spec::{DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts};
+use hotbunk_core::spec::{DeviceSpec, DrainPolicy, Policy, Strategy};
 use hotbunk_core::state::{Footprint, Node};
 use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
+use revised::{File, Revisions};
 use std::time::Duration;
 
 /// One abstract GiB: large enough that nine tenths of it are not nothing.
@@ -58,6 +60,10 @@ pub(crate) struct Setting {
     pub(crate) at: Tier,
     /// Where it rests.
     pub(crate) rest: Tier,
+    /// Its KV cache by the other version of what its process is started with.
+    pub(crate) other_kv: u64,
+    /// Somebody else's server is on its port at first, of the version that is configured or of the other one.
+    pub(crate) stranger: Option<bool>,
 }
 
 /// What is checked, and how far.
@@ -89,6 +95,10 @@ pub(crate) struct Config {
     pub(crate) drain: DrainPolicy,
     /// What a gateway asks for, and what happens where nobody asks.
     pub(crate) gateway: Gateway,
+    /// How the configuration file may change.
+    pub(crate) revisions: Revisions,
+    /// Servers of others may come at any time, not only be there at first.
+    pub(crate) arrivals: bool,
     /// Bugs, to see that they are found.
     pub(crate) planted: Planted,
 }
@@ -137,10 +147,16 @@ pub(crate) enum Act {
     Survey(usize, bool),
     /// A process dies.
     Die(u16),
+    /// Somebody starts a server on the port of an engine that has no process.
+    Arrive(u16),
     /// Somebody else puts it to sleep or wakes it.
     Meddle(u16),
     /// The gateway does something about an engine.
     Gateway(u16, Does),
+    /// The configuration file changes, in this place of what may, and is read.
+    Revise(usize),
+    /// For a while nothing comes but surveys.
+    Quiet,
     /// Time passes.
     Tick,
     /// The agent is killed, and another one takes over.
@@ -196,6 +212,10 @@ pub(crate) struct Sys {
     pub(crate) goal: Vec<bool>,
     /// Engines that somebody else has touched.
     pub(crate) tampered: Vec<bool>,
+    /// Work of a former agent was about an engine that is not configured any more, and is not gone on with.
+    pub(crate) dropped: bool,
+    /// Looks at the devices that a death was not known of, or that came right after: what they call foreign is too little.
+    pub(crate) misread: u8,
     /// Evidence was missing: memory is taken on faith from then on.
     pub(crate) blind: bool,
     /// Commands left.
@@ -208,8 +228,22 @@ pub(crate) struct Sys {
     pub(crate) ticks: u8,
     /// What the gateway holds, by engine.
     pub(crate) held: Vec<bool>,
+    /// Whether requests are with it.
+    pub(crate) in_use: Vec<bool>,
     /// Requests that may still come.
     pub(crate) asks: u8,
+    /// What the configuration file says.
+    pub(crate) file: File,
+    /// How often it may still change.
+    pub(crate) edits: u8,
+    /// Whether a process was started with the other version of its settings.
+    pub(crate) runs: Vec<bool>,
+    /// The agent has hold of a process, or of what is left of it.
+    pub(crate) handle: Vec<bool>,
+    /// A process on its port, if there is one, is somebody else's.
+    pub(crate) foreign: Vec<bool>,
+    /// The agent hears of its end, and nothing else: it is being taken over.
+    pub(crate) kept_hold_of: Vec<bool>,
     /// Actions since the last thing that went wrong.
     pub(crate) since: u16,
     /// Operations under way, as the notes told.
@@ -227,35 +261,12 @@ pub(crate) fn id(at: usize) -> EngineId {
 impl Sys {
     /// At rest, everything where the setting says.
     pub(crate) fn new(config: &Config) -> Self {
-        let spec = |(at, s): (usize, &Setting)| EngineSpec {
-            name: ["A", "B", "C", "D"][at % 4].to_owned(),
-            devices: s.devices.iter().map(|d| DeviceId(*d)).collect(),
-            levels: Levels { parked: true, level1: true, level2: s.caps.can_level2() },
-            rest: s.rest,
-            autostart: true,
-            rehearse: config.rehearse,
-            estimate: Estimate {
-                weights: Some(s.size.weights),
-                kv_cache: Some(s.size.kv),
-                residual: s.size.residual,
-                ..Estimate::default()
-            },
-            timeouts: Timeouts::default(),
-            stop_grace: Duration::from_secs(5),
-            backoff: BackoffPolicy { budget: 3, ..BackoffPolicy::default() },
-            turn: hotbunk_core::spec::Turn {
-                min_residency: Duration::ZERO,
-                pinned: config.gateway.pinned.iter().any(|p| usize::from(*p) == at),
-                ..hotbunk_core::spec::Turn::default()
-            },
-            ladder: config.gateway.ladder(at),
-            recycle: hotbunk_core::creep::Recycle::default(),
-        };
+        let file = File::of(config);
         let device = |(at, (capacity, max_awake)): (usize, &(u64, u16))| DeviceSpec {
             name: format!("gpu{at}"),
             evidence: true,
             capacity: Some(*capacity * UNIT),
-            reserve: UNIT,
+            reserve: Config::RESERVE,
             slack: 0,
             max_awake: *max_awake,
         };
@@ -268,22 +279,18 @@ impl Sys {
             stall_after: Duration::from_secs(3600),
         };
         let mut node = Node::new(
-            config.engines.iter().enumerate().map(spec).collect(),
+            (0..config.first()).map(|at| file.spec(config, at)).collect(),
             config.devices.iter().enumerate().map(device).collect(),
             policy,
             1,
         );
         let mut procs = Vec::new();
         for (e, s) in node.engines.iter_mut().zip(&config.engines) {
-            let bytes = |tier| match tier {
-                Tier::Awake => s.size.weights + s.size.kv + s.size.residual,
-                Tier::Parked => s.size.weights + s.size.residual,
-                Tier::Level1 | Tier::Level2 => s.size.residual,
-                Tier::Stopped => 0,
-            };
+            let bytes = |tier| revised::bytes(s.size, tier);
             for tier in [Tier::Awake, Tier::Parked, Tier::Level1, Tier::Level2] {
                 // Whatever runs was measured awake when it was started.
-                if !config.cold || (tier == Tier::Awake && s.at != Tier::Stopped) {
+                let is_there = s.at == tier && !config.revisions.menu.is_empty();
+                if !config.cold || is_there || (tier == Tier::Awake && s.at != Tier::Stopped) {
                     e.footprints[tier as usize] =
                         Some(Footprint { device: Some(bytes(tier)), host: Some(1) });
                 }
@@ -310,10 +317,18 @@ impl Sys {
                 p.paused = false;
             }
         }
-        Sys {
-            goal: config.engines.iter().map(|s| s.at == Tier::Awake).collect(),
-            tampered: vec![false; config.engines.len()],
-            held: vec![false; config.engines.len()],
+        let none = vec![false; config.first()];
+        let sys = Sys {
+            goal: config.engines.iter().take(config.first()).map(|s| s.at == Tier::Awake).collect(),
+            tampered: none.clone(),
+            held: none.clone(),
+            in_use: none.clone(),
+            runs: none.clone(),
+            handle: config.engines.iter().take(config.first()).map(|s| s.at != Tier::Stopped).collect(),
+            foreign: none.clone(),
+            kept_hold_of: none,
+            file,
+            edits: config.revisions.edits,
             asks: config.gateway.asks,
             node,
             procs,
@@ -327,17 +342,16 @@ impl Sys {
             ticks: if config.surveys { 2 } else { 0 },
             since: 0,
             observed: Vec::new(),
+            dropped: false,
+            misread: 0,
             story: None,
             broken: None,
-        }
+        };
+        sys.with_strangers(config)
     }
 
     pub(crate) fn caps(config: &Config, e: EngineId) -> Capabilities {
         config.engines[usize::from(e.0)].caps
-    }
-
-    pub(crate) fn size(config: &Config, e: EngineId) -> Size {
-        config.engines[usize::from(e.0)].size
     }
 
     pub(crate) fn fail(&mut self, what: impl Into<String>) {
@@ -349,7 +363,7 @@ impl Sys {
     /// Device bytes as they are.
     pub(crate) fn used(&self, config: &Config, device: DeviceId) -> u64 {
         let on = |at: &usize| config.engines[*at].devices.contains(&device.0);
-        (0..self.procs.len()).filter(on).map(|at| self.procs[at].bytes(config.engines[at].size)).sum()
+        (0..self.procs.len()).filter(on).map(|at| self.procs[at].bytes(self.size(config, at))).sum()
     }
 
     pub(crate) fn room(&self, config: &Config, e: EngineId) -> u64 {
@@ -373,6 +387,25 @@ impl Sys {
 
     pub(crate) fn waits_for_nothing(&self) -> bool {
         self.pending.is_empty() && self.exits.is_empty()
+    }
+
+    /// All devices are read.
+    pub(crate) fn read_devices(&mut self, config: &Config, now: Moment) {
+        if !self.exits.is_empty() {
+            self.misread = 2;
+        } else if self.node.operations.is_empty() {
+            self.misread = self.misread.saturating_sub(1);
+        }
+        for (at, (capacity, _)) in config.devices.iter().enumerate() {
+            let device = DeviceId(u16::try_from(at).unwrap_or(0));
+            let used = self.used(config, device);
+            self.feed(config, Event::DeviceRead { device, capacity: *capacity * UNIT, used }, now);
+        }
+    }
+
+    /// Whether a command is about engines that are there: nobody else's can be named.
+    pub(crate) fn can_be_asked(&self, request: &Request) -> bool {
+        request.engine().is_none_or(|engine| usize::from(engine.0) < self.procs.len())
     }
 
     /// Lets it happen.
@@ -428,12 +461,17 @@ impl Sys {
                     self.surveys.remove(*at);
                 }
                 let sleeping = SleepingAnswer::Says { is_sleeping };
-                let survey = Survey { sleeping, running: None, tokens: None, device_bytes: None };
+                let running = Some(u64::from(self.in_use[usize::from(engine.0)]));
+                let survey = Survey { sleeping, running, tokens: None, device_bytes: None };
                 self.feed(config, Event::Surveyed { engine, generation, survey }, now);
             }
             Act::Die(at) => {
                 fault(self);
                 self.die(EngineId(*at));
+            }
+            Act::Arrive(at) => {
+                fault(self);
+                self.stranger_comes(config, usize::from(*at), now);
             }
             Act::Meddle(at) => {
                 fault(self);
@@ -446,7 +484,8 @@ impl Sys {
                 } else {
                     Call::Sleep { level: SleepLevel::L1, mode: None }
                 };
-                self.procs[e].call(&caps, config.engines[e].size, call, room);
+                let size = self.size(config, e);
+                self.procs[e].call(&caps, size, call, room);
             }
             Act::Gateway(at, does) => self.does(config, *at, *does, now),
             Act::Crash(leaves) => {
@@ -454,14 +493,13 @@ impl Sys {
                 self.since = 0;
                 self.crash(config, *leaves, now);
             }
+            Act::Revise(at) => self.revise(config, config.revisions.menu[*at], now),
+            Act::Quiet => self.be_quiet(config, now),
             Act::Tick => {
                 self.ticks = self.ticks.saturating_sub(1);
                 self.feed(config, Event::Tick, now);
-                for (at, (capacity, _)) in config.devices.iter().enumerate() {
-                    let device = DeviceId(u16::try_from(at).unwrap_or(0));
-                    let used = self.used(config, device);
-                    self.feed(config, Event::DeviceRead { device, capacity: *capacity * UNIT, used }, now);
-                }
+                self.read_devices(config, now);
+                self.look_at_ports(config, now);
             }
         }
     }

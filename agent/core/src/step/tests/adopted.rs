@@ -12,7 +12,15 @@ impl Session {
         let specs = self.node.engines.iter().map(|e| e.spec.clone()).collect();
         let devices = self.node.devices.iter().map(|d| d.spec.clone()).collect();
         let capabilities = Some(self.capabilities());
+        let revised: Vec<_> = self.node.engines.iter().map(|e| e.revised.clone()).collect();
         self.node = Node::new(specs, devices, self.node.policy, self.node.next_operation);
+        // The next agent has read the file: it goes by it, whatever a process was started with.
+        for (e, revised) in self.node.engines.iter_mut().zip(revised) {
+            if let Some(newer) = &revised {
+                e.spec = newer.spec.clone();
+            }
+            e.revised = revised;
+        }
         let engines = kept.engines.into_iter().zip(found).zip(0..).map(|((kept, (says, gib)), at)| Adopted {
             engine: EngineId(at),
             found: Found {
@@ -140,5 +148,36 @@ fn an_engine_without_any_record_is_believed_where_word_and_bytes_agree() {
         let engines = vec![Adopted { engine: A, kept: None, found }];
         s.say(Event::Adopted(Box::new(Adoption { engines, ..Adoption::default() })));
         assert_eq!(s.node.engine(A).is_serving(), believed, "{gib} GiB");
+    }
+}
+
+/// The file has changed before the agent was killed. What was measured of a process that lives holds of that one alone, and
+/// what was measured of one that had ended holds of nobody; also where the file is revised again before any of it is in
+/// force, or the engine is removed and added back.
+#[test]
+fn what_was_measured_with_older_settings_is_not_believed_of_the_next_process() {
+    use crate::revise::{Change, DeviceSettings, Revised, Revision};
+    for then in [Change::Same, Change::Retired] {
+        let mut s = Session::new(31, 60, &[Tier::Awake, Tier::Level1, Tier::Stopped]);
+        for id in [B, EngineId(2)] {
+            let e = s.node.engine_mut(id);
+            let footprints = [None; 5];
+            e.revised = Some(Box::new(Revised { spec: e.spec.clone(), process: true, footprints }));
+        }
+        s.switch(A, None);
+        s.succeeded(&[(AWAKE, 33), (ASLEEP, 1), (None, 0)]);
+        assert!(s.node.engine(B).measured(Tier::Awake).is_some(), "it lives");
+        assert_eq!(s.node.engine(EngineId(2)).footprints, [None; 5]);
+        let devices = s.node.devices.iter().map(|d| {
+            let DeviceSpec { reserve, slack, max_awake, .. } = d.spec;
+            DeviceSettings { reserve, slack, max_awake }
+        });
+        let devices = devices.collect();
+        let engines = vec![Change::Same, then, Change::Same];
+        let revision = Revision { engines, added: Vec::new(), devices, policy: s.node.policy };
+        s.dies(B);
+        s.say(Event::Revised(Box::new(revision))).ok_to_the_end();
+        let b = s.node.engine(B);
+        assert!(!b.process && b.footprints == [None; 5], "{:#?}", s.log);
     }
 }

@@ -197,6 +197,47 @@ fn a_sleeping_engine_that_is_retired_goes_at_once() {
     s.serving(A);
 }
 
+/// What is left of a neighbour waits for an operator, who may be long in coming.
+#[test]
+fn a_neighbour_that_could_not_be_ended_keeps_nobody_from_its_restart() {
+    let mut s = Session::new(31, 60, &[Tier::Awake, Tier::Level1]);
+    s.dies(A).ok_until(|a| matches!(a, Action::Stop { engine: A, .. }));
+    s.answer(StepResult::Stopped { left: 1 }).ok_to_the_end();
+    let a = s.node.engine(A);
+    assert!(a.dead && matches!(a.condition, Condition::Failed(_)), "{:#?}", s.log);
+    let change = settings(&s, B, true, |_| {});
+    s.revised(vec![Change::Same, change]).forget().looks(0);
+    assert!(s.log.iter().any(|l| l.contains("restart B")), "{:#?}", s.log);
+}
+
+/// Requests were frozen in it, and their clients have gone: nobody wakes it any more.
+#[test]
+fn a_frozen_engine_that_is_retired_goes_once_its_clients_have() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.node.engine_mut(B).frozen = true;
+    s.say(Event::Uses(vec![Use { engine: B, in_flight: 1, at: Moment(0) }]));
+    s.revised(vec![Change::Same, Change::Retired]).looks(0);
+    assert!(s.waiting.is_empty(), "somebody still waits for its answer: {:#?}", s.log);
+    s.say(Event::Uses(vec![Use { engine: B, in_flight: 0, at: Moment(0) }])).ok_to_the_end();
+    assert!(!s.node.engine(B).process, "{:#?}", s.log);
+}
+
+/// Its settings change, it is restarted for them, and is removed while its old process ends: it is not started again, and a
+/// handoff that would have started it is given up.
+#[test]
+fn what_is_removed_before_it_is_started_is_not_started() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    let change = settings(&s, B, true, |_| {});
+    s.revised(vec![Change::Same, change]).looks(0).ok_until(|a| matches!(a, Action::Stop { engine: B, .. }));
+    s.revised(vec![Change::Same, Change::Retired]).ok_to_the_end().serving(A);
+    assert!(!s.node.engine(B).process && !s.log.iter().any(|l| l.contains("spawn B")), "{:#?}", s.log);
+
+    let mut s = Session::new(31, 40, &[Tier::Awake, Tier::Stopped]);
+    s.switch(B, Some(Strategy::SleepFirst)).ok_until(|a| matches!(a, Action::Call { engine: A, .. }));
+    s.revised(vec![Change::Same, Change::Retired]).ok_to_the_end().serving(A);
+    assert!(!s.node.engine(B).process && !s.log.iter().any(|l| l.contains("spawn B")), "{:#?}", s.log);
+}
+
 #[test]
 fn a_restart_asks_for_the_room_that_the_new_settings_need() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);

@@ -124,9 +124,32 @@ fn other_settings_than_configured_are_kept_apart() {
     assert_eq!((b.held, b.measured(Tier::Awake), b.measured(Tier::Level1)), (7 * GIB, Some(7 * GIB), None));
     assert!(s.log.iter().any(|l| l.contains("it has twice the context")), "{:#?}", s.log);
     // The next process is the configured one: what was measured of this one says nothing of it.
+    let declared =
+        crate::spec::Estimate { weights: Some(9 * GIB), kv_cache: Some(GIB), ..Default::default() };
+    s.node.engine_mut(B).spec.estimate = declared;
     s.dies(B).ok_to_the_end();
-    s.later().ok_until(|a| matches!(a, Action::Ready { engine: B, .. }));
     assert_eq!((s.node.engine(B).measured(Tier::Awake), s.node.engine(B).other_settings), (None, false));
+    // Nor what is reserved for it.
+    s.later().ok_until(|a| matches!(a, Action::Spawn { engine: B, .. }));
+    assert!(s.node.engine(B).reserved >= 10 * GIB, "{}", s.node.engine(B).reserved);
+}
+
+/// A look at the device between an engine's death and the news of it: what is missing is the dead one's, not theirs.
+#[test]
+fn a_look_before_the_news_of_a_death_makes_nobody_s_memory_less() {
+    let mut s = by_hand();
+    s.say(Event::DeviceRead { device: GPU, capacity: 45 * GIB, used: 8 * GIB });
+    assert_eq!(s.node.devices[0].foreign, 8 * GIB);
+    s.dies(A).ok_until(|a| matches!(a, Action::AwaitUsed { .. }));
+    let (_, action) = s.waiting.last().expect("it waits for A's bytes");
+    let Action::AwaitUsed { bounds, .. } = action else { panic!("{action:?}") };
+    assert!(bounds.iter().all(|b| b.at_most >= Some(8 * GIB)), "{bounds:?}");
+    // What is seen twice is so.
+    let mut s = by_hand();
+    for _ in 0..2 {
+        s.say(Event::DeviceRead { device: GPU, capacity: 45 * GIB, used: 33 * GIB });
+    }
+    assert_eq!(s.node.devices[0].foreign, 0);
 }
 
 #[test]
