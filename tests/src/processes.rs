@@ -34,9 +34,11 @@ pub fn living_in_group(group: u32) -> Vec<Process> {
     pids.filter_map(read).filter(|process| process.group == group).collect()
 }
 
-/// Whether a process is there, and no zombie.
+/// Whether a process is there, and no zombie. Its first thread may be one while others still end, and its files are open
+/// until they have.
 pub(crate) fn lives(pid: u32) -> bool {
-    read(pid).is_some()
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+    threads > 1 || read(pid).is_some()
 }
 
 fn read(pid: u32) -> Option<Process> {
