@@ -109,11 +109,14 @@ impl Bench {
         self.agent().engine(engine).await.incarnation.is_some_and(|i| i.pid == server.pid())
     }
 
-    /// Whoever was taken over by what struck last runs as it did, and is the engine.
+    /// Whoever was taken over by what struck last runs as it did, and is the engine. Not where the engine is switched by restart,
+    /// since a rehearsal has failed in the storm.
     pub(super) async fn stranger_stays(&mut self) -> bool {
         let Some(stranger) = self.strangers.last_mut() else { return true };
         let is_to_stay = std::mem::take(&mut stranger.is_to_stay);
-        !is_to_stay || (stranger.server.runs() && self.is_adopted().await)
+        let by_restart = format!("rehearsal_failed {}", stranger.engine);
+        let stays = !is_to_stay || stranger.server.runs() && self.is_adopted().await;
+        stays || self.agent().incident_codes(0).await.contains(&by_restart)
     }
 
     /// An engine has no process, and nobody asks for it.
