@@ -13,7 +13,7 @@ use std::path::PathBuf;
 #[command(name = "ctl", version, after_help = exit_codes(), subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Cli {
     /// The agent's control socket [default: control.sock in $RUNTIME_DIRECTORY, for root /run/hotbunk, else
-    /// $XDG_RUNTIME_DIR/hotbunk]
+    /// $XDG_RUNTIME_DIR/hotbunk; without an agent there /run/hotbunk]
     #[arg(
         long,
         global = true,

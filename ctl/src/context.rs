@@ -7,6 +7,7 @@ use crate::place;
 use hotbunk_api::client::Client;
 use hotbunk_api::error::ExitCode;
 use std::cell::RefCell;
+use std::path::Path;
 
 /// Handed to each command.
 #[derive(Debug)]
@@ -41,7 +42,7 @@ pub(crate) enum AwaitedKind {
 impl Context {
     pub(crate) fn new(cli: &Cli) -> Result<Self, Failure> {
         let root = rustix::process::geteuid().is_root();
-        let socket = place::socket(cli.socket.as_deref(), root, |name| std::env::var_os(name));
+        let socket = place::socket(cli.socket.as_deref(), root, |name| std::env::var_os(name), Path::exists);
         let client = socket.map(Client::new).transpose()?;
         Ok(Context { client, out: Output::new(), json: cli.json, awaited: RefCell::new(None) })
     }
