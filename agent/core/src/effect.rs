@@ -151,6 +151,8 @@ pub struct Bound {
     pub at_least: Option<u64>,
     /// At most.
     pub at_most: Option<u64>,
+    /// How much of that belongs to nobody of ours, as far as is known: strangers may have come meanwhile.
+    pub foreign: u64,
 }
 
 /// What a probe must show.

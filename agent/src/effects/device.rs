@@ -2,9 +2,12 @@
 
 use super::Hands;
 use crate::clock;
-use crate::device::{Cause, Health};
+use crate::device::{Cause, Health, Reading};
+use crate::process::tree::ProcStat;
+use hotbunk_core::effect::Bound;
 use hotbunk_core::event::Event;
-use hotbunk_core::ids::DeviceId;
+use hotbunk_core::ids::{DeviceId, EngineId};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 /// How long a driver may be slow until it counts as lost, beyond the time after which it is called slow.
@@ -31,5 +34,56 @@ impl Hands {
             }
             Health::Degraded { .. } | Health::NotWatched => None,
         }
+    }
+}
+
+impl Hands {
+    /// What is used of a device without those who have come while an engine ended, where that is within the bound: an engine
+    /// of which nothing runs any more is not held responsible for what its port's next owner has taken. `None` where it
+    /// still has a process, or the driver does not tell whose the bytes are.
+    pub(super) async fn used_without_newcomers(&self, engine: EngineId, bound: &Bound) -> Option<u64> {
+        let most = bound.at_most?;
+        let slots = self.engines.all();
+        let pids = |slot: &super::EngineSlot| slot.process().map(|p| p.pids()).unwrap_or_default();
+        if !pids(&self.slot(engine)).is_empty() {
+            return None;
+        }
+        let reading = self.sampler.read_now(bound.device).await.ok()?;
+        let ours: BTreeSet<u32> = slots.iter().flat_map(|slot| pids(slot)).collect();
+        // What the driver still ascribes to a process that has ended may be the engine's.
+        let runs = |pid: u32| ProcStat::read(pid).is_some_and(|stat| stat.is_running());
+        let strangers = strangers(&reading, |pid| !ours.contains(&pid) && runs(pid))?;
+        let used = reading.used.saturating_sub(strangers.saturating_sub(bound.foreign));
+        (used <= most).then_some(used)
+    }
+}
+
+/// Bytes of the processes that are strangers; `None` where the driver does not tell.
+fn strangers(reading: &Reading, is_stranger: impl Fn(u32) -> bool) -> Option<u64> {
+    let processes = reading.processes.as_ref().filter(|_| reading.has_own_processes())?;
+    processes.iter().filter(|process| is_stranger(process.pid)).map(|process| process.bytes).sum()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::Process;
+    use hotbunk_core::time::Moment;
+
+    #[test]
+    fn strangers_are_counted_where_the_driver_tells() {
+        let reading = |processes: Option<Vec<Process>>| Reading {
+            at: Moment(5),
+            used: 10,
+            free: 0,
+            total: 10,
+            processes: processes.map(Into::into),
+            processes_at: Some(Moment(5)),
+        };
+        let process = |pid, bytes| Process { pid, bytes };
+        let list = vec![process(1, Some(3)), process(2, Some(4)), process(9, None)];
+        assert_eq!(strangers(&reading(Some(list.clone())), |pid| pid == 2), Some(4));
+        assert_eq!(strangers(&reading(Some(list)), |pid| pid != 1), None, "not all of them");
+        assert_eq!(strangers(&reading(None), |_| true), None);
     }
 }

@@ -148,7 +148,9 @@ impl Hands {
                 }
                 StepResult::Stopped { left: ended.left }
             }
-            (Action::AwaitUsed { bounds, deadline, .. }, _) => self.await_used(bounds, *deadline).await,
+            (Action::AwaitUsed { engine, bounds, deadline }, _) => {
+                self.await_used(*engine, bounds, *deadline).await
+            }
             (Action::Measure { engine, .. }, _) => return self.measure(*engine).await,
             (Action::Hold { engine, life, deadline }, _) => self.hold(*engine, *life, *deadline).await,
             (Action::Keep { engine, deadline }, _) => return self.keep(*engine, *deadline, purpose).await,
@@ -383,7 +385,7 @@ impl Hands {
         }
     }
 
-    async fn await_used(&self, bounds: &[Bound], deadline: Duration) -> StepResult {
+    async fn await_used(&self, engine: EngineId, bounds: &[Bound], deadline: Duration) -> StepResult {
         let end = clock::now() + deadline;
         let mut used = Vec::new();
         let mut out = false;
@@ -396,10 +398,13 @@ impl Hands {
             };
             match self.sampler.await_used(bound.device, threshold, end).await {
                 AwaitOutcome::Reached { reading } => used.push((bound.device, reading.used)),
-                AwaitOutcome::TimedOut { last } => {
-                    out = true;
-                    used.push((bound.device, last.used));
-                }
+                AwaitOutcome::TimedOut { last } => match self.used_without_newcomers(engine, bound).await {
+                    Some(bytes) => used.push((bound.device, bytes)),
+                    None => {
+                        out = true;
+                        used.push((bound.device, last.used));
+                    }
+                },
                 AwaitOutcome::NoEvidence { reason } => return StepResult::NoEvidence(reason),
                 AwaitOutcome::NotWatched => {}
             }

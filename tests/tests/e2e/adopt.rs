@@ -5,7 +5,7 @@ use hotbunk_api::operation::Operation;
 use hotbunk_api::status::{Condition, StoppedWhy};
 use hotbunk_api::words::{State, Tier};
 use hotbunk_tests::{
-    Agent, ByHand, DeviceSetup, EngineSetup, IncidentSeen, MIB, Node, Setup, Switch, adopt, kill, start,
+    Agent, ByHand, DeviceSetup, EngineSetup, GIB, IncidentSeen, MIB, Node, Setup, Switch, adopt, kill, start,
     stop, until,
 };
 use rustix::process::Signal;
@@ -109,6 +109,31 @@ async fn the_end_of_an_adopted_engine_is_noticed_and_it_is_started_as_configured
     // This one is our own: its output is kept, its end is known.
     let log = std::fs::read_to_string(agent.engine("A").await.log_path.unwrap()).unwrap();
     assert!(log.contains("vLLM API server version"), "{log}");
+    agent.stop().await;
+}
+
+/// Whoever started it starts it again at once, as a unit with `Restart=` does: its memory is no leftover of the engine's, the port
+/// is taken, and the new one can be taken over in its turn.
+#[tokio::test]
+async fn a_server_that_is_started_again_at_once_is_no_leftover_of_the_one_before() {
+    let slowly = setup().engine("A", |e| e.line("restart = { initial = \"60s\", max = \"60s\" }"));
+    let (node, agent, mut server) = adopted(slowly).await;
+    let mark = agent.mark().await;
+    // Taken just before its end, so that it is never seen beside it at rest.
+    let newcomer = node.foreign(6 * GIB);
+    node.tree("A").iter().for_each(|p| kill(p.pid));
+    server.ended().await;
+    until_foreign(&agent).await;
+    drop(newcomer);
+    let again = node.by_hand("A", &[]).await;
+    until("the port to be seen taken", async || {
+        agent.engine("A").await.condition == Condition::Stopped { why: StoppedWhy::PortTaken }
+    })
+    .await;
+    assert!(!agent.incident_codes(mark).await.contains(&"leftovers A".to_owned()));
+    agent.done(adopt("A")).await;
+    assert_eq!(pid(&agent, "A").await, Some(again.pid()));
+    node.engine("A").serves().await;
     agent.stop().await;
 }
 

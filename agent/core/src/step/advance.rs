@@ -213,7 +213,10 @@ impl Cx<'_> {
             }
             Step::Resolve { .. } => Action::IsSleeping { engine, deadline: t.resolve },
             Step::AwaitRelease { tier, .. } => {
-                let bound = |d| Bound { device: d, at_least: None, at_most: None };
+                let bound = |device| {
+                    let foreign = self.node.device(device).foreign;
+                    Bound { device, at_least: None, at_most: None, foreign }
+                };
                 let bounds = e.spec.devices.iter().filter_map(|d| {
                     let at_most = ledger::release_threshold(self.node, *d, engine, *tier);
                     (self.node.device(*d).evidence != Evidence::Off).then_some(Bound { at_most, ..bound(*d) })
@@ -228,7 +231,8 @@ impl Cx<'_> {
                 let bounds = e.spec.devices.iter().filter_map(|d| {
                     let at_least = Some(ledger::residence_threshold(self.node, *d, engine)?);
                     let seen = self.node.device(*d).evidence != Evidence::Off;
-                    seen.then_some(Bound { device: *d, at_least, at_most: None })
+                    let foreign = self.node.device(*d).foreign;
+                    seen.then_some(Bound { device: *d, at_least, at_most: None, foreign })
                 });
                 let bounds: Vec<Bound> = bounds.collect();
                 if bounds.is_empty() {
