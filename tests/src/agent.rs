@@ -96,20 +96,30 @@ impl Agent {
         .await
     }
 
-    /// Has it start the next agent (SIGUSR2), and waits until that one answers and this one has ended.
+    /// Has it start the next agent (SIGUSR2), and waits until that one answers and this one has ended. `None` where something
+    /// began at the last moment: then there is no next one, and this one ends with an error, upon which an init system starts
+    /// another.
     ///
     /// # Panics
     /// That does not come about.
-    pub async fn succeeded(mut self) -> Agent {
+    pub async fn succeeded(mut self) -> Option<Agent> {
         let old = self.pid();
         self.signal(Signal::USR2);
-        let pid = until_some("the next agent to answer", async || {
-            self.api.version().await.ok().map(|version| version.pid).filter(|pid| *pid != old)
+        let next = until_some("the next agent to answer", async || {
+            let next = self.api.version().await.ok().map(|version| version.pid).filter(|pid| *pid != old);
+            let ended = self.body.try_wait().expect("its status").is_some_and(|status| !status.success());
+            if ended && next.is_none() { Some(None) } else { next.map(Some) }
         })
         .await;
+        let pid = next?;
         let status = self.ended().await;
         assert!(status.success(), "{status}");
-        Agent { body: Body::Stranger(pid), api: self.api.clone(), node: self.node.clone(), quiet: false }
+        Some(Agent {
+            body: Body::Stranger(pid),
+            api: self.api.clone(),
+            node: self.node.clone(),
+            quiet: false,
+        })
     }
 
     /// Its pid.

@@ -5,6 +5,7 @@ use super::faults::{Ends, Fault, Meanwhile, Victim, What, When, Whose};
 use super::host::{self, Descriptors, Disk};
 use super::strangers::Stranger;
 use super::traffic::Traffic;
+use crate::door::now_ns;
 use crate::draw::Draw;
 use fake_nvml::{Code, Device, Library, Scenario};
 use hotbunk_api::reload::ReloadOutcome;
@@ -286,8 +287,14 @@ impl Bench {
     ) {
         let Some(mut agent) = self.agent.take() else { return };
         if let Ends::HandsOver = ends {
-            // Somebody listens all the time.
-            self.agent = Some(agent.succeeded().await);
+            // Somebody listens all the time, where nothing began at the last moment.
+            let told = now_ns();
+            self.agent = agent.succeeded().await;
+            if self.agent.is_none() {
+                traffic.away_since(told);
+                self.agent = Some(self.node.start().await);
+                traffic.away(false);
+            }
             return;
         }
         traffic.away(true);

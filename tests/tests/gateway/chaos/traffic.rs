@@ -91,6 +91,12 @@ impl Traffic {
         }
     }
 
+    /// Nobody has listened since then, ns of the monotonic clock.
+    pub(crate) fn away_since(&self, since: u64) {
+        let mut times = self.shared.away.lock().unwrap_or_else(PoisonError::into_inner);
+        times.push((since, None));
+    }
+
     /// From now on nobody asks for this role; `None`: both are asked for.
     pub(crate) fn spare(&self, role: Option<&'static str>) {
         *self.shared.spared.lock().unwrap_or_else(PoisonError::into_inner) = role;
