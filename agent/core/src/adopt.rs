@@ -121,6 +121,8 @@ pub enum Doing {
     Worker,
     /// `/is_sleeping`, bytes awaited or measured, readiness, warm-up.
     Look,
+    /// What it holds asleep is measured.
+    Measure,
     /// A token.
     Probe,
     /// A process is started.
@@ -318,7 +320,21 @@ pub static IN_STEP: &[StepRow] = &[
     row(&[Doing::Hold], &[], &[], Then::Again, "held already: proven once more"),
     row(&[Doing::Keep], &[], &[], Then::Again, "kept twice is kept once"),
     row(&[Doing::DrainOver], &[], &[], Then::GiveUp, "nothing has moved, and nobody waits for it any more"),
-    row(&[Doing::Drain, Doing::Look], &[], &[], Then::Again, "it only looks, or waits"),
+    row(
+        &[Doing::Measure],
+        &[Says::Awake],
+        &[],
+        Then::End,
+        "it was seen asleep and is awake: it has gone on since, and nothing on record holds of it",
+    ),
+    row(
+        &[Doing::Measure],
+        &[Says::Asleep],
+        &[Bytes::There, Bytes::Half],
+        Then::End,
+        "it sleeps, and not there: it has gone on since, and nothing on record holds of it",
+    ),
+    row(&[Doing::Drain, Doing::Look, Doing::Measure], &[], &[], Then::Again, "it only looks, or waits"),
     row(&[Doing::Probe], &[], &[Bytes::Gone], Then::End, "its memory is not there: a probe would kill it"),
     row(&[Doing::Probe], &[], &[], Then::Again, "verified awake but for its token"),
     row(&[Doing::Worker], &[Says::Silent], &[], Then::End, "a repair that hangs"),
@@ -443,6 +459,7 @@ pub fn doing(op: &Operation, step: &Step, began: Moment, now: Moment) -> Doing {
         Step::Keep(_) => Doing::Keep,
         Step::LetGo(_) => Doing::LetGo,
         Step::Stop { .. } | Step::AwaitRelease { tier: Tier::Stopped, .. } => Doing::Stop,
+        Step::Measure { tier: Tier::Parked | Tier::Level1 | Tier::Level2, .. } => Doing::Measure,
         _ => Doing::Look,
     }
 }

@@ -464,6 +464,12 @@ impl Node {
         }
     }
 
+    /// Whether nothing is under way, and nothing will be before something happens. While the node is paused, starts that
+    /// wait for the end of that wait on.
+    pub fn is_at_rest(&self) -> bool {
+        self.operations.is_empty() && (self.queue.is_empty() || self.is_paused())
+    }
+
     /// Whether maintenance keeps clients out: from the acceptance of a pause until a resumption begins.
     pub fn is_paused(&self) -> bool {
         self.paused.as_ref().is_some_and(|p| p.stage != Pausing::Ends)

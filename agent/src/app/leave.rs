@@ -78,7 +78,7 @@ impl App {
         }
         let mut nodes = self.switcher.watch();
         // An error means that the switcher has ended.
-        drop(nodes.wait_for(|node| node.operations.is_empty() && node.queue.is_empty()).await);
+        drop(nodes.wait_for(|node| node.is_at_rest()).await);
     }
 
     /// Waits, with everybody served, until nothing is under way. False where that takes longer than a shutdown may.
@@ -112,9 +112,9 @@ impl App {
         let going = gateway.as_mut().map(Gateway::pass_on);
         sleep(BRIEF).await;
         self.hub.leave();
-        // Something may have begun meanwhile; most often nothing has.
+        // Something may have begun meanwhile; most often nothing has. After this nothing does.
         tokio::select! {
-            rest = timeout(grace, self.at_rest(None)) => drop(rest),
+            rest = timeout(grace, self.switcher.end_at_rest()) => drop(rest),
             () = &mut hurry => {}
         }
         self.hub.shut();

@@ -138,11 +138,9 @@ impl Run {
     /// they will be then. While the node is paused, those starts wait as well.
     async fn comes_to_rest(&self) -> Result<(), Stop> {
         let (mut nodes, mut cancelled) = (self.parts.switcher.watch(), self.cancelled.clone());
-        let is_at_rest =
-            |node: &Arc<Node>| node.operations.is_empty() && (node.queue.is_empty() || node.is_paused());
         tokio::select! {
             // An error means that the switcher has ended; the first step says so.
-            _ = nodes.wait_for(is_at_rest) => Ok(()),
+            _ = nodes.wait_for(|node| node.is_at_rest()) => Ok(()),
             _ = cancelled.wait_for(|c| *c) => Err(Stop::Cancelled),
         }
     }

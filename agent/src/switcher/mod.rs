@@ -80,6 +80,8 @@ pub enum Input {
         /// What becomes of each engine.
         answer: oneshot::Sender<Vec<EngineReload>>,
     },
+    /// The owner is to end as soon as nothing is under way.
+    EndAtRest,
 }
 
 /// A command with what belongs to it.
@@ -157,6 +159,15 @@ impl Handle {
         received
     }
 
+    /// Has the owner end the moment in which nothing is under way and nobody waits, so that nothing begins after it; returns
+    /// when it has.
+    pub async fn end_at_rest(&self) {
+        // It may have ended.
+        let _ = self.inputs.send(Input::EndAtRest);
+        let mut nodes = self.watch();
+        while nodes.changed().await.is_ok() {}
+    }
+
     /// Whether the owner still takes inputs and answers them.
     pub async fn answers(&self) -> bool {
         // An operation that never was: the answer is a refusal, and that is what shows that somebody is there.
@@ -201,6 +212,8 @@ pub struct Switcher {
     resumed: HashSet<OperationId>,
     /// The moment of the last step.
     stepped: Moment,
+    /// It ends as soon as nothing is under way.
+    ends_at_rest: bool,
 }
 
 impl Switcher {
@@ -233,6 +246,7 @@ impl Switcher {
             keeper: Keeper::default(),
             resumed: HashSet::new(),
             stepped: clock::now(),
+            ends_at_rest: false,
         };
         (switcher, handle)
     }
@@ -244,7 +258,7 @@ impl Switcher {
         self
     }
 
-    /// Works until every sender of inputs is gone or `stop` says so.
+    /// Works until every sender of inputs is gone, `stop` says so, or it has come to the rest that was to be its end.
     pub async fn run(mut self, mut stop: watch::Receiver<bool>) {
         let mut ticks = tokio::time::interval(self.reconcile);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -271,6 +285,9 @@ impl Switcher {
                 _ = ticks.tick() => self.look_around().await,
                 () = stopped(&mut stop) => return,
             }
+            if self.ends_at_rest && self.node.is_at_rest() {
+                return;
+            }
         }
     }
 
@@ -278,6 +295,7 @@ impl Switcher {
         match input {
             Input::Event(event) => self.happened(event, Around::default()).await,
             Input::Taken(taken) => self.adopt(*taken).await,
+            Input::EndAtRest => self.ends_at_rest = true,
             Input::Done { ticket, result, around } => {
                 self.happened(Event::Done { ticket, result }, around).await;
             }

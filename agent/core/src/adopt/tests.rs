@@ -4,7 +4,7 @@ use super::*;
 
 const PLACES: [Place; 6] =
     [Place::Awake, Place::Asleep, Place::Stopped, Place::Adrift, Place::Moving, Place::Unknown];
-const DOINGS: [Doing; 17] = [
+const DOINGS: [Doing; 18] = [
     Doing::Drain,
     Doing::DrainOver,
     Doing::Sleep,
@@ -16,6 +16,7 @@ const DOINGS: [Doing; 17] = [
     Doing::Small,
     Doing::Worker,
     Doing::Look,
+    Doing::Measure,
     Doing::Probe,
     Doing::Spawn,
     Doing::Stop,
@@ -75,6 +76,7 @@ fn the_tables_keep_what_they_promise() {
                 Doing::Drain
                     | Doing::DrainOver
                     | Doing::Look
+                    | Doing::Measure
                     | Doing::Probe
                     | Doing::Spawn
                     | Doing::Stop

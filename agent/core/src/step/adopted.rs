@@ -327,6 +327,9 @@ impl Cx<'_> {
                 ..
             } => (Tier::Level2, from),
             Step::Call { call: Call::WorkerWakeUp, .. } | Step::Probe { .. } => (Tier::Level1, Tier::Awake),
+            Step::Measure { tier: tier @ (Tier::Parked | Tier::Level1 | Tier::Level2), .. } => {
+                (*tier, Tier::Awake)
+            }
             _ if from == Tier::Awake => (Tier::Level1, Tier::Awake),
             _ => (from, Tier::Awake),
         };

@@ -100,6 +100,32 @@ fn a_call_that_may_still_run_is_waited_for() {
     assert!(s.node.engine(B).is_serving());
 }
 
+/// The journal has lost what came after: an engine that was about to be measured asleep has long been parked, or serves.
+#[test]
+fn what_was_seen_asleep_and_is_elsewhere_by_now_is_not_measured() {
+    let measuring = || {
+        let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+        s.node.engine_mut(A).footprints[Tier::Level1 as usize] = None;
+        s.switch(B, Some(Strategy::SleepFirst));
+        while !s.waiting.iter().any(|(_, action)| matches!(action, Action::Measure { .. })) {
+            s.ok();
+        }
+        s
+    };
+    let mut s = measuring();
+    s.succeeded(&[(ASLEEP, 1), (ASLEEP, 1)]).ok_to_the_end();
+    assert_eq!(s.log[0], "#1 goes on: measure A level1: again");
+    assert!(s.node.engine(B).is_serving());
+    for (says, gib) in [(ASLEEP, 29), (AWAKE, 33)] {
+        let mut s = measuring();
+        s.succeeded(&[(says, gib), (ASLEEP, 1)]).ok_to_the_end();
+        assert_eq!(s.log[0], "#1 goes on: measure A level1: end");
+        assert!(s.log.iter().any(|line| line.contains("stop A's processes")), "{:#?}", s.log);
+        let measured = s.node.engine(A).measured(Tier::Level1);
+        assert!(measured.is_none_or(|bytes| bytes < 20 * GIB), "{measured:?}");
+    }
+}
+
 #[test]
 fn a_drain_that_nobody_watched_past_its_deadline_is_given_up() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
