@@ -38,14 +38,15 @@ impl Hands {
 }
 
 impl Hands {
-    /// What is used of a device without those who have come while an engine ended, where that is within the bound: an engine
-    /// of which nothing runs any more is not held responsible for what its port's next owner has taken. `None` where it
-    /// still has a process, or the driver does not tell whose the bytes are.
+    /// What is used of a device without those who have come while an engine ended, where that is within the bound. Of one that
+    /// had been taken over and of which nothing runs any more: whoever started it may start it again at once, and what that
+    /// one takes is not what the old one has left. `None` of any other engine (nothing is started into memory that cannot be
+    /// accounted for), and where the driver does not tell whose the bytes are.
     pub(super) async fn used_without_newcomers(&self, engine: EngineId, bound: &Bound) -> Option<u64> {
         let most = bound.at_most?;
         let slots = self.engines.all();
         let pids = |slot: &super::EngineSlot| slot.process().map(|p| p.pids()).unwrap_or_default();
-        if !pids(&self.slot(engine)).is_empty() {
+        if !self.slot(engine).was_taken_over() {
             return None;
         }
         let reading = self.sampler.read_now(bound.device).await.ok()?;

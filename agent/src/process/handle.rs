@@ -235,6 +235,11 @@ impl EngineProcess {
         self.inner.bus.lock().unwrap_or_else(PoisonError::into_inner).listen()
     }
 
+    /// Whether somebody else had started it, who may start it again.
+    pub fn is_taken_over(&self) -> bool {
+        self.inner.state.adopted.is_some()
+    }
+
     /// Running processes of the engine, without its shim. Reads `/proc` once (some 10 µs a process of the machine), so
     /// ask about once a second, not in a tight loop.
     pub fn pids(&self) -> Vec<u32> {

@@ -27,11 +27,25 @@ use system::{Act, Config, How, NOW, Planted, Setting, Sys, UNIT};
 use world::{Size, vllm};
 
 /// Seeds that are always run: the first few, and every one that found something.
-const KNOWN: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 1_054, 1_177, 5_982, 7_941, 101_722];
+const KNOWN: &[u64] = &[1, 2, 3, 4, 5, 6, 7, 8, 1_054, 1_177, 5_982, 7_941, 101_722, 201_855];
 /// The same of lives in which operators change the file and start servers of their own.
 const OPERATED: &[u64] = &[
-    1, 2, 3, 4, 100_136, 100_404, 100_622, 101_082, 101_227, 101_866, 101_916, 101_984, 102_085, 102_513,
+    1,
+    2,
+    3,
+    4,
+    100_136,
+    100_404,
+    100_622,
+    101_082,
+    101_227,
+    101_866,
+    101_916,
+    101_984,
+    102_085,
+    102_513,
     102_585,
+    1_796_080_524_002_175,
 ];
 /// Events of one life before it may come to rest.
 const EVENTS: u32 = 400;

@@ -197,14 +197,8 @@ impl Cx<'_> {
         own: Option<u64>,
         host: Option<u64>,
     ) {
-        let by_difference = used
-            .iter()
-            .filter_map(|(device, used)| Some((*device, (*used)?)))
-            .filter_map(|(device, used)| {
-                let others = ledger::expected_used(self.node, device, engine, Tier::Stopped)?;
-                Some(used.saturating_sub(others))
-            })
-            .max();
+        let by_difference =
+            used.iter().filter_map(|(device, used)| self.left_over(engine, *device, (*used)?)).max();
         let e = self.node.engine(engine);
         let seen = own.or(by_difference).filter(|bytes| ledger::is_plausible(e, tier, *bytes));
         let device = seen.or(e.measured(tier));
@@ -213,15 +207,23 @@ impl Cx<'_> {
         self.note(Note::Measured { engine, tier });
     }
 
+    /// What of a device's used bytes all others do not account for. Nothing is known of it where one of them has died and is
+    /// not swept yet: what it is charged with may be there or gone.
+    fn left_over(&self, engine: EngineId, device: DeviceId, used: u64) -> Option<u64> {
+        let has_died = |id: EngineId| id != engine && self.node.engine(id).dead;
+        if self.node.engines_on(device).any(has_died) {
+            return None;
+        }
+        let others = ledger::expected_used(self.node, device, engine, Tier::Stopped)?;
+        Some(used.saturating_sub(others))
+    }
+
     /// The first time at a tier: what is left on the device is its footprint.
     fn learn_release(&mut self, engine: EngineId, tier: Tier, used: &[(DeviceId, u64)]) {
         if tier == Tier::Stopped || self.node.engine(engine).measured(tier).is_some() {
             return;
         }
-        let left = used.iter().filter_map(|(device, used)| {
-            let others = ledger::expected_used(self.node, *device, engine, Tier::Stopped)?;
-            Some(used.saturating_sub(others))
-        });
+        let left = used.iter().filter_map(|(device, used)| self.left_over(engine, *device, *used));
         let plausible = |bytes: &u64| ledger::is_plausible(self.node.engine(engine), tier, *bytes);
         if let Some(bytes) = left.max().filter(plausible) {
             // Host bytes follow by the measuring step; until then only the device side is known.

@@ -316,7 +316,11 @@ impl Sys {
             let left = (0..self.procs.len()).any(|o| self.procs[o].leftover > 0);
             let fits = self.fits(config, at);
             let paused = self.node.paused.is_some();
-            let excused = self.excused() || given_up || left || self.foreign[at] || !fits || paused;
+            // What has gone is only believed when it has been seen twice.
+            let unseen = (0u16..)
+                .zip(&self.node.devices)
+                .any(|(device, d)| d.foreign > self.foreign_bytes(config, DeviceId(device)));
+            let excused = self.excused() || given_up || left || self.foreign[at] || !fits || paused || unseen;
             let alive = self.procs[at].alive && !self.foreign[at];
             if !entry.listed && (alive || e.process || e.held + e.reserved > 0) && is_quiet && !excused {
                 return self.fail(format!("{name} is not configured, and is still there"));

@@ -84,7 +84,7 @@ impl Sys {
     }
 
     /// Bytes of theirs on a device.
-    fn foreign_bytes(&self, config: &Config, device: DeviceId) -> u64 {
+    pub(crate) fn foreign_bytes(&self, config: &Config, device: DeviceId) -> u64 {
         let theirs = |at: &usize| self.port_is_taken(*at) && config.engines[*at].devices.contains(&device.0);
         (0..self.procs.len()).filter(theirs).map(|at| self.procs[at].bytes(self.size(config, at))).sum()
     }

@@ -39,3 +39,17 @@ fn a_wrong_measurement_is_not_believed_or_not_for_ever() {
     s.command(Request::Reset(A)).ok_to_the_end().command(start).ok_to_the_end().serving(A);
     assert_eq!(parked(&s), Some(gib(A, Tier::Parked) * GIB));
 }
+
+/// A neighbour has died and is not swept yet: what it is charged with is gone, and the difference would be too little by that.
+#[test]
+fn nothing_is_learned_by_difference_beside_a_dead_neighbour() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.node.engine_mut(A).footprints[Tier::Level1 as usize] = None;
+    let request = Request::Sleep { engine: A, tier: Some(Tier::Level1), drain: Drain::default() };
+    s.command(request).ok_until(|a| matches!(a, Action::AwaitUsed { .. }));
+    s.dies(B);
+    let used = gib(A, Tier::Level1) * GIB;
+    s.answer(StepResult::Reached { used: vec![(GPU, used)] });
+    s.answer(StepResult::Measured { used: vec![(GPU, Some(used))], engine: None, host: None });
+    assert_eq!((s.node.engine(A).tier, s.node.engine(A).measured(Tier::Level1)), (Tier::Level1, None));
+}
