@@ -245,9 +245,8 @@ impl Hands {
         });
     }
 
-    /// Bytes of an engine's own processes on its fullest device, where somebody watches what it loses.
+    /// Bytes of an engine's own processes on its fullest device, where the driver tells.
     async fn own_bytes(&self, slot: &EngineSlot) -> Option<u64> {
-        slot.config.recycle.creep_bytes?;
         let mut most = None;
         for device in &slot.config.devices {
             let device = DeviceId(u16::try_from(*device).ok()?);

@@ -3,12 +3,12 @@
 use super::Cx;
 use crate::call::SleepingAnswer;
 use crate::creep::{self, Due, IDLE_SURVEYS};
-use crate::effect::{Effect, Incident};
+use crate::effect::{Effect, Incident, Note};
 use crate::event::Survey;
 use crate::ids::{DeviceId, EngineId};
 use crate::ledger;
 use crate::program::{Cause, Step};
-use crate::state::{Condition, Drift, Engine, Evidence, NOT_READ, Operation};
+use crate::state::{Condition, Drift, Engine, Evidence, Footprint, NOT_READ, Operation};
 use crate::tier::Tier;
 
 /// Surveys in a row that must contradict us before we believe them: one may have been asked before a change.
@@ -66,6 +66,10 @@ impl Cx<'_> {
         if !at_rest {
             return;
         }
+        if let (true, false, Some(bytes)) = (awake, contradicts, survey.device_bytes) {
+            self.learn_awake(engine, bytes);
+        }
+        let e = self.node.engine_mut(engine);
         let idle = tells_idle && (!awake || survey.running == Some(0));
         e.watch.idle = if idle { e.watch.idle.saturating_add(1).min(IDLE_SURVEYS) } else { 0 };
         let (Some(running), Some(tokens)) = (survey.running, survey.tokens) else { return };
@@ -80,6 +84,20 @@ impl Cx<'_> {
         } else if now.since(e.watch.progress_at) >= stall_after {
             self.adrift(engine, Drift::Stalled, Incident::Stalled, "requests run and no token comes");
         }
+    }
+
+    /// It serves, and nobody has measured what it takes: the journal that knew was lost, or the device could not be seen when
+    /// it was woken. Until its next wake it would be charged with an estimate.
+    fn learn_awake(&mut self, engine: EngineId, bytes: u64) {
+        let e = self.node.engine(engine);
+        if e.measured(Tier::Awake).is_some() || !ledger::is_plausible(e, Tier::Awake, bytes) {
+            return;
+        }
+        let e = self.node.engine_mut(engine);
+        let host = e.footprints[Tier::Awake as usize].and_then(|footprint| footprint.host);
+        e.footprints[Tier::Awake as usize] = Some(Footprint { device: Some(bytes), host });
+        e.held = bytes;
+        self.note(Note::Measured { engine, tier: Tier::Awake });
     }
 
     /// Says once in each life that an engine loses memory.

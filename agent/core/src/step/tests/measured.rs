@@ -53,3 +53,25 @@ fn nothing_is_learned_by_difference_beside_a_dead_neighbour() {
     s.answer(StepResult::Measured { used: vec![(GPU, Some(used))], engine: None, host: None });
     assert_eq!((s.node.engine(A).tier, s.node.engine(A).measured(Tier::Level1)), (Tier::Level1, None));
 }
+
+/// It was taken over awake without a record, or woken while the device could not be seen: what it takes is learned where it
+/// serves, once, and only what can be.
+#[test]
+fn what_one_that_serves_takes_is_learned_at_rest_where_nobody_knows_it() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    let e = s.node.engine_mut(A);
+    e.footprints[Tier::Awake as usize] = None;
+    (e.held, e.spec.estimate.weights) = (40 * GIB, Some(28 * GIB));
+    let seen = |s: &mut Session, gib: u64, is_sleeping: bool| {
+        let generation = s.node.engine(A).generation;
+        let sleeping = SleepingAnswer::Says { is_sleeping };
+        let survey = Survey { sleeping, running: Some(0), tokens: None, device_bytes: Some(gib * GIB) };
+        s.say(Event::Surveyed { engine: A, generation, survey });
+        s.node.engine(A).held / GIB
+    };
+    assert_eq!(seen(&mut s, 1, false), 40, "less than its weights");
+    assert_eq!(seen(&mut s, 33, true), 40, "it may not be where it is thought to be");
+    assert_eq!(seen(&mut s, 33, false), 33);
+    assert_eq!(s.node.engine(A).measured(Tier::Awake), Some(33 * GIB));
+    assert_eq!(seen(&mut s, 36, false), 33, "what it takes later is growth, and its own");
+}
