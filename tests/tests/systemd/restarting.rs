@@ -184,12 +184,8 @@ async fn watched() -> Installed {
     node
 }
 
-/// One that hangs is ended by the unit's watchdog and followed by another; one that works feeds it.
-#[tokio::test]
-#[ignore = "boots systemd in namespaces: needs root, overlayfs and cgroup 2"]
-async fn the_watchdog_ends_an_agent_that_hangs() {
-    let node = watched().await;
-    let (pids, main) = (node.pids().await, node.main_pid().await);
+/// Waits until the watchdog has been fed several times.
+async fn is_fed(node: &Installed) {
     let mut fed = node.show("WatchdogTimestampMonotonic").await;
     for _ in 0..5 {
         until("the watchdog to be fed", async || {
@@ -198,6 +194,15 @@ async fn the_watchdog_ends_an_agent_that_hangs() {
         })
         .await;
     }
+}
+
+/// One that hangs is ended by the unit's watchdog and followed by another; one that works feeds it.
+#[tokio::test]
+#[ignore = "boots systemd in namespaces: needs root, overlayfs and cgroup 2"]
+async fn the_watchdog_ends_an_agent_that_hangs() {
+    let node = watched().await;
+    let (pids, main) = (node.pids().await, node.main_pid().await);
+    is_fed(&node).await;
     assert_eq!(node.main_pid().await, main);
     node.machine.sh(&format!("kill -STOP {main}")).await;
     until("another agent", async || node.show("NRestarts").await == "1").await;
@@ -292,14 +297,7 @@ async fn the_watchdog_waits_for_a_slow_successor() {
     node.model("A").serves().await;
     until("the successor to be the service", async || node.main_pid().await != main).await;
     let second = node.main_pid().await;
-    let mut fed = node.show("WatchdogTimestampMonotonic").await;
-    for _ in 0..5 {
-        until("the watchdog to be fed", async || {
-            let last = std::mem::replace(&mut fed, node.show("WatchdogTimestampMonotonic").await);
-            last != fed
-        })
-        .await;
-    }
+    is_fed(&node).await;
     node.is(&format!("ActiveState=active MainPID={second} NRestarts=0")).await;
     assert_eq!(node.pids().await, pids);
 }

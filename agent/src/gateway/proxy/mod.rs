@@ -115,7 +115,7 @@ impl Gateway {
     }
 
     /// Begins to go, and waits until every connection that there was is over: whoever is being answered gets all of
-    /// the answer, whoever asks within [`LINGER`] is answered as well, and each is told that its connection closes.
+    /// the answer, whoever asks within half a second is answered as well, and each is told that its connection closes.
     ///
     /// Whoever connects from now on waits for the next agent, if the socket was handed over to this one; else it is told
     /// when to come again.

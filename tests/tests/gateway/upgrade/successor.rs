@@ -1,6 +1,6 @@
 //! An agent that starts the next one itself: SIGUSR2.
 
-use super::through::{Crowd, table};
+use super::through::{Crowd, none_lost, table};
 use crate::door::{Door, Ended, HangUp, Wanted};
 use crate::draw::say;
 use crate::left;
@@ -139,14 +139,7 @@ async fn agents_succeed_each_other_and_no_client_notices() {
     assert!(agent.ended().await.success());
     let reports = crowd.end().await;
     say(&format!("three successions:\n{}", table(&reports)));
-    for (manner, report) in &reports {
-        match &report.ended {
-            Ok(Ended::Whole) => {}
-            // Whose request was just coming in, and took long for it.
-            Ok(Ended::Refused(503, complaint)) if complaint.code == "restarting" => {}
-            other => panic!("{manner:?}: {other:?}"),
-        }
-    }
+    none_lost(&reports);
     assert_eq!(cores(&node), engines, "no engine was started again");
     stop(&node, pid).await;
 }
