@@ -23,6 +23,7 @@ mod processes;
 mod reload;
 mod requests;
 mod runtime;
+mod setup;
 mod wait;
 
 pub use agent::{Agent, IncidentSeen};
@@ -32,12 +33,13 @@ pub use by_hand::ByHand;
 pub use ctl::{Done, ctl};
 pub use engine::{Engine, Stream};
 pub use handed::Handed;
-pub use node::{DeviceSetup, EngineSetup, Foreign, Node, Setup};
+pub use node::{Foreign, Node};
 pub use ports::free_port;
 pub use processes::{Process, kill, living, living_in_group, signal};
 pub use reload::{File, changes};
 pub use requests::Requests;
 pub use runtime::{EXIT as RUNTIME_EXIT, Request as RuntimeRequest, Runtime};
+pub use setup::{DeviceSetup, EngineSetup, Setup};
 pub use wait::{PATIENCE, until, until_some};
 
 /// One MiB in bytes.
