@@ -53,6 +53,21 @@ pub struct Found {
     pub bytes: Option<u64>,
     /// What it can do, detected anew.
     pub capabilities: Option<Capabilities>,
+    /// Its process was started by somebody else.
+    pub taken_over: bool,
+}
+
+impl Found {
+    /// A process of which nothing else is known.
+    pub fn only(process: Process) -> Found {
+        Found {
+            process,
+            sleeping: SleepingAnswer::Unknown,
+            bytes: None,
+            capabilities: None,
+            taken_over: false,
+        }
+    }
 }
 
 /// One engine: what was kept, what was found.

@@ -151,8 +151,26 @@ pub struct Bound {
     pub at_least: Option<u64>,
     /// At most.
     pub at_most: Option<u64>,
-    /// How much of that belongs to nobody of ours, as far as is known: strangers may have come meanwhile.
-    pub foreign: u64,
+}
+
+/// What a device shows, and whose that is, where the driver tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Shown {
+    /// Device.
+    pub device: DeviceId,
+    /// Used bytes, everybody's.
+    pub used: u64,
+    /// Of that, what the engine's own processes hold.
+    pub own: Option<u64>,
+    /// Of that, what running processes hold that are no engine's.
+    pub strangers: Option<u64>,
+}
+
+impl Shown {
+    /// Used bytes of which nobody tells whose they are.
+    pub fn only(device: DeviceId, used: u64) -> Shown {
+        Shown { device, used, own: None, strangers: None }
+    }
 }
 
 /// What a probe must show.
@@ -191,8 +209,8 @@ pub enum StepResult {
     },
     /// A device is not.
     OutOfBounds {
-        /// Used bytes by device.
-        used: Vec<(DeviceId, u64)>,
+        /// What each device shows.
+        shown: Vec<Shown>,
     },
     /// A device cannot be read.
     NoEvidence(String),

@@ -51,6 +51,9 @@ pub struct KeptEngine {
     /// Its process runs with other settings than are configured.
     #[serde(default)]
     pub other_settings: bool,
+    /// Its process was started by somebody else.
+    #[serde(default)]
+    pub taken_over: bool,
     /// Crashes within the window.
     pub crashes: Crashes,
     /// Whether it should come back awake.
@@ -214,6 +217,7 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         level2_unsafe,
         cannot_park,
         other_settings,
+        taken_over,
         crashes,
         wanted_awake,
         awake_since,
@@ -252,6 +256,7 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         level2_unsafe: *level2_unsafe,
         cannot_park: *cannot_park,
         other_settings: *other_settings,
+        taken_over: *taken_over,
         crashes: crashes.clone(),
         wanted_awake: *wanted_awake,
         awake_since: *awake_since,

@@ -165,6 +165,14 @@ pub fn residence_threshold(node: &Node, device: DeviceId, moved: EngineId) -> Op
     Some(expected.saturating_sub(node.device(device).spec.slack))
 }
 
+/// The least that the engine's own processes must hold on a device once it is awake, where that can be told: what was measured
+/// so, and what it is known to have lost since, less slack.
+pub fn own_threshold(node: &Node, device: DeviceId, moved: EngineId) -> Option<u64> {
+    let e = node.engine(moved);
+    let awake = e.measured(Tier::Awake)?.saturating_add(e.creep.growth());
+    Some(awake.saturating_sub(node.device(device).spec.slack))
+}
+
 /// Host bytes that level 1 takes of an engine: measured, else declared, else twice the weights (pinned blocks are
 /// rounded up to powers of two, CONTRACT fact 9).
 pub fn host_need(engine: &Engine) -> Option<u64> {

@@ -146,6 +146,8 @@ pub struct Engine {
     /// Its process was started by somebody else, or by a former agent, and runs with other settings than are configured: what
     /// was measured of it says nothing of the next one.
     pub other_settings: bool,
+    /// Its process was started by somebody else, who may start it again as soon as it has ended.
+    pub taken_over: bool,
     /// Crashes within the window.
     pub crashes: Crashes,
     /// Whether it should be awake when it comes back from a crash.
@@ -197,6 +199,7 @@ impl Engine {
             level2_unsafe: false,
             cannot_park: false,
             other_settings: false,
+            taken_over: false,
             crashes: Crashes::default(),
             wanted_awake: false,
             awake_since: Moment(0),
@@ -216,6 +219,12 @@ impl Engine {
     /// Requests are with it or held for it.
     pub fn is_busy(&self) -> bool {
         self.in_flight > 0 || self.demand.held > 0
+    }
+
+    /// Not configured any more, with nothing that it owes. Requests that are frozen in it are still to be answered: it gets
+    /// its turn for them, as if it were configured, and goes afterwards.
+    pub fn is_done_with(&self) -> bool {
+        self.retired && !(self.frozen && self.is_busy())
     }
 
     /// Since when it would be idle, if it is not busy: its last use, or its last wake where that is later.

@@ -18,6 +18,7 @@
 mod admit;
 mod adopted;
 mod advance;
+mod bytes;
 mod demand;
 mod expand;
 mod idle;

@@ -8,7 +8,6 @@ use crate::effects::EngineSlot;
 use crate::engine::{Client, Detected, Identity};
 use crate::process::{EngineProcess, Ownership, Predecessor, ProcessEvent};
 use hotbunk_core::adopt::{Found, Process};
-use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::ids::DeviceId;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +27,8 @@ pub(super) async fn evidence(
     predecessor: Predecessor,
     client: Client,
 ) -> Found {
-    let nothing =
-        |process| Found { process, sleeping: SleepingAnswer::Unknown, bytes: None, capabilities: None };
+    let taken_over = process.is_taken_over();
+    let nothing = |process| Found { taken_over, ..Found::only(process) };
     if !predecessor.leader_runs() {
         return nothing(Process::Ended(how_it_ended(&process).await));
     }
@@ -54,7 +53,7 @@ pub(super) async fn evidence(
     }
     can.into_iter().for_each(|can| slot.detected(can));
     let capabilities = can.map(|can| can.capabilities);
-    Found { process: Process::Lives, sleeping, bytes: None, capabilities }
+    Found { sleeping, capabilities, ..nothing(Process::Lives) }
 }
 
 async fn detected(client: &Client, workers: u16) -> Option<Detected> {

@@ -39,7 +39,6 @@ use crate::switcher::Order;
 use finishing::Serving;
 use hotbunk_api::operation::Operation;
 use hotbunk_core::adopt::{Adopted, Adoption, Found, Process};
-use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::event::Request;
 use hotbunk_core::ids::{DeviceId, EngineId, OperationId};
 use hotbunk_core::kept::KeptWork;
@@ -249,12 +248,7 @@ pub async fn take_over(
     let mut engines = Vec::new();
     for (at, slot) in slots.iter().enumerate() {
         let name = &slot.config.name;
-        let mut found = found.remove(&at).unwrap_or(Found {
-            process: Process::None,
-            sleeping: SleepingAnswer::Unknown,
-            bytes: None,
-            capabilities: None,
-        });
+        let mut found = found.remove(&at).unwrap_or(Found::only(Process::None));
         found.bytes = own[at];
         let kept = former.engines.get(name).cloned();
         // What was learned with these settings counts, whatever became of the process.

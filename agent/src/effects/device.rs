@@ -4,9 +4,8 @@ use super::Hands;
 use crate::clock;
 use crate::device::{Cause, Health, Reading};
 use crate::process::tree::ProcStat;
-use hotbunk_core::effect::Bound;
 use hotbunk_core::event::Event;
-use hotbunk_core::ids::{DeviceId, EngineId};
+use hotbunk_core::ids::DeviceId;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -38,24 +37,14 @@ impl Hands {
 }
 
 impl Hands {
-    /// What is used of a device without those who have come while an engine ended, where that is within the bound. Of one that
-    /// had been taken over and of which nothing runs any more: whoever started it may start it again at once, and what that
-    /// one takes is not what the old one has left. `None` of any other engine (nothing is started into memory that cannot be
-    /// accounted for), and where the driver does not tell whose the bytes are.
-    pub(super) async fn used_without_newcomers(&self, engine: EngineId, bound: &Bound) -> Option<u64> {
-        let most = bound.at_most?;
+    /// Bytes of running processes that are no engine's; `None` where the driver does not tell. What it still ascribes to a
+    /// process that has ended may be an engine's.
+    pub(super) fn strangers(&self, reading: &Reading) -> Option<u64> {
         let slots = self.engines.all();
         let pids = |slot: &super::EngineSlot| slot.process().map(|p| p.pids()).unwrap_or_default();
-        if !self.slot(engine).was_taken_over() {
-            return None;
-        }
-        let reading = self.sampler.read_now(bound.device).await.ok()?;
         let ours: BTreeSet<u32> = slots.iter().flat_map(|slot| pids(slot)).collect();
-        // What the driver still ascribes to a process that has ended may be the engine's.
         let runs = |pid: u32| ProcStat::read(pid).is_some_and(|stat| stat.is_running());
-        let strangers = strangers(&reading, |pid| !ours.contains(&pid) && runs(pid))?;
-        let used = reading.used.saturating_sub(strangers.saturating_sub(bound.foreign));
-        (used <= most).then_some(used)
+        strangers(reading, |pid| !ours.contains(&pid) && runs(pid))
     }
 }
 

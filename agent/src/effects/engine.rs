@@ -51,8 +51,6 @@ struct Live {
     facts: Facts,
     /// Settings that it was started with, where those may be others than the configured ones.
     fingerprint: Option<String>,
-    /// Nothing runs of it any more, and somebody else had started it.
-    was_taken_over: bool,
 }
 
 /// What an engine said of itself when it became ready.
@@ -128,11 +126,6 @@ impl EngineSlot {
     /// Its process, where it has one.
     pub fn process(&self) -> Option<EngineProcess> {
         self.live(|l| l.process.clone())
-    }
-
-    /// Whether nothing runs of it any more, and somebody else had started what ran last, who may start it again.
-    pub fn was_taken_over(&self) -> bool {
-        self.live(|l| l.process.is_none() && l.was_taken_over)
     }
 
     /// Its client, where it has a process.
@@ -296,7 +289,6 @@ impl EngineSlot {
             l.last_log = Some(process.log_path().to_owned());
             l.process = Some(process.clone());
             l.client = Some(client);
-            l.was_taken_over = false;
             l.canary = None;
             l.facts = Facts::default();
             l.fingerprint = None;
@@ -396,10 +388,7 @@ impl EngineSlot {
             }
         };
         if ended.left == 0 {
-            self.live(|l| {
-                (l.process, l.client, l.canary) = (None, None, None);
-                l.was_taken_over = process.is_taken_over();
-            });
+            self.live(|l| (l.process, l.client, l.canary) = (None, None, None));
         }
         ended
     }

@@ -30,7 +30,7 @@ use crate::process::{EngineProcess, LeftAlone, LossCause, ProcessEvent, Shims};
 use crate::switcher::{Around, Input};
 use hotbunk_core::call::{Call, CallOutcome, Mode, SleepingAnswer};
 use hotbunk_core::capability::Capabilities;
-use hotbunk_core::effect::{Action, Bound, ProbeKind, StepResult, Ticket};
+use hotbunk_core::effect::{Action, Bound, ProbeKind, Shown, StepResult, Ticket};
 use hotbunk_core::event::{Event, Survey};
 use hotbunk_core::ids::{DeviceId, EngineId};
 use std::sync::Arc;
@@ -386,29 +386,40 @@ impl Hands {
 
     async fn await_used(&self, engine: EngineId, bounds: &[Bound], deadline: Duration) -> StepResult {
         let end = clock::now() + deadline;
-        let mut used = Vec::new();
+        let mut shown = Vec::new();
         let mut out = false;
+        let name = &self.slot(engine).config.name;
         for bound in bounds {
+            let device = bound.device;
             let threshold = match (bound.at_least, bound.at_most) {
                 (Some(low), Some(high)) => Threshold::Between(low, high),
                 (Some(low), None) => Threshold::AtLeast(low),
                 (None, Some(high)) => Threshold::AtMost(high),
                 (None, None) => Threshold::AtLeast(0),
             };
-            match self.sampler.await_used(bound.device, threshold, end).await {
-                AwaitOutcome::Reached { reading } => used.push((bound.device, reading.used)),
-                AwaitOutcome::TimedOut { last } => match self.used_without_newcomers(engine, bound).await {
-                    Some(bytes) => used.push((bound.device, bytes)),
-                    None => {
-                        out = true;
-                        used.push((bound.device, last.used));
-                    }
-                },
+            match self.sampler.await_used(device, threshold, end).await {
+                AwaitOutcome::Reached { reading } => shown.push(Shown::only(device, reading.used)),
+                AwaitOutcome::TimedOut { last } => {
+                    // Once more, with whose it is: both are of one moment.
+                    self.refresh_owners();
+                    let reading = self.sampler.read_now(device).await.unwrap_or(last);
+                    out |= !threshold.holds(reading.used);
+                    let own = self.sampler.engine_bytes(&reading, name);
+                    shown.push(Shown {
+                        device,
+                        used: reading.used,
+                        own,
+                        strangers: self.strangers(&reading),
+                    });
+                }
                 AwaitOutcome::NoEvidence { reason } => return StepResult::NoEvidence(reason),
                 AwaitOutcome::NotWatched => {}
             }
         }
-        if out { StepResult::OutOfBounds { used } } else { StepResult::Reached { used } }
+        if out {
+            return StepResult::OutOfBounds { shown };
+        }
+        StepResult::Reached { used: shown.iter().map(|s| (s.device, s.used)).collect() }
     }
 
     async fn measure(&self, engine: EngineId) -> (StepResult, Option<u64>) {

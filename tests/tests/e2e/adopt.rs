@@ -5,8 +5,8 @@ use hotbunk_api::operation::Operation;
 use hotbunk_api::status::{Condition, StoppedWhy};
 use hotbunk_api::words::{State, Tier};
 use hotbunk_tests::{
-    Agent, ByHand, DeviceSetup, EngineSetup, GIB, IncidentSeen, MIB, Node, Setup, Switch, adopt, kill, start,
-    stop, until,
+    Agent, ByHand, DeviceSetup, EngineSetup, GIB, IncidentSeen, MIB, Node, Setup, Switch, adopt, kill, reset,
+    start, stop, until,
 };
 use rustix::process::Signal;
 
@@ -133,6 +133,34 @@ async fn a_server_that_is_started_again_at_once_is_no_leftover_of_the_one_before
     assert!(!agent.incident_codes(mark).await.contains(&"leftovers A".to_owned()));
     agent.done(adopt("A")).await;
     assert_eq!(pid(&agent, "A").await, Some(again.pid()));
+    node.engine("A").serves().await;
+    agent.stop().await;
+}
+
+/// Memory that somebody takes while an engine of the agent's own ends is taken for its leftovers, until an operator who has
+/// been told says otherwise: then it is foreign, and what runs on the port can be taken over.
+#[tokio::test]
+async fn a_reset_tells_a_stranger_from_leftovers() {
+    let slowly = setup().engine("A", |e| e.line("restart = { initial = \"60s\", max = \"60s\" }"));
+    let node = slowly.build();
+    let agent = node.start().await;
+    agent.done(start("A")).await;
+    let newcomer = node.foreign(6 * GIB);
+    node.tree("A").iter().for_each(|p| kill(p.pid));
+    until("it to have failed", async || {
+        matches!(agent.engine("A").await.condition, Condition::Failed { .. })
+    })
+    .await;
+    assert!(agent.incident_codes(0).await.contains(&"leftovers A".to_owned()));
+    let (code, message) = refused(&agent, "A").await;
+    assert!(code == ErrorCode::Refused && message.contains("reset"), "{code:?} {message}");
+
+    agent.done(reset("A")).await;
+    assert_eq!(agent.status().await.devices[0].foreign_bytes, Some(6 * GIB));
+    drop(newcomer);
+    let server = node.by_hand("A", &[]).await;
+    agent.done(adopt("A")).await;
+    assert_eq!(pid(&agent, "A").await, Some(server.pid()));
     node.engine("A").serves().await;
     agent.stop().await;
 }

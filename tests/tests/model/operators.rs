@@ -132,6 +132,9 @@ fn finds_what_a_changed_file_must_not_do() {
 fn finds_hands_on_somebody_elses_server() {
     let config = stranger(45, false);
     finds("held is believed to be ours", planted::ours_at_once(), config.clone(), "is not");
+    let mut again = Config { commands: 2, faults: 1, arrivals: true, deaths: false, ..config.clone() };
+    again.menu.push(everything(1).swap_remove(4));
+    finds("who comes again is a leftover", planted::deaf_to_strangers(), again, "is taken for ours");
     let config = killed(Config { faults: 0, ..config });
     finds("found is believed to be ours", planted::ours_when_found(), config, "");
 }

@@ -4,7 +4,7 @@ use crate::system::{NOW, Planted, Sys};
 use hotbunk_core::adopt::Process;
 use hotbunk_core::call::SleepingAnswer;
 use hotbunk_core::demand::Demand;
-use hotbunk_core::effect::Ticket;
+use hotbunk_core::effect::{StepResult, Ticket};
 use hotbunk_core::event::{Event, Request, Use};
 use hotbunk_core::revise::Change;
 use hotbunk_core::tier::Tier;
@@ -180,6 +180,16 @@ pub(crate) fn ours_when_found() -> Planted {
         for a in adoption.engines.iter_mut().filter(|a| sys.port_is_taken(usize::from(a.engine.0))) {
             a.found.process = Process::Lives;
             a.found.sleeping = SleepingAnswer::Says { is_sleeping: false };
+        }
+    };
+    Planted { event, ..Planted::default() }
+}
+
+/// Whose bytes stay after an end is never heard.
+pub(crate) fn deaf_to_strangers() -> Planted {
+    let event = |_: &Sys, event: &mut Event| {
+        if let Event::Done { result: StepResult::OutOfBounds { shown }, .. } = event {
+            shown.iter_mut().for_each(|shown| shown.strangers = None);
         }
     };
     Planted { event, ..Planted::default() }

@@ -68,6 +68,7 @@ impl Cx<'_> {
                 level2_unsafe,
                 cannot_park,
                 other_settings,
+                taken_over,
                 crashes,
                 wanted_awake,
                 awake_since,
@@ -80,7 +81,7 @@ impl Cx<'_> {
             (e.restart_only, e.level2_unsafe, e.cannot_park) = (restart_only, level2_unsafe, cannot_park);
             // What is kept was measured with other settings, whatever becomes of the file from now on: it holds as long as
             // a process of those lives, and is not that of the next one.
-            e.other_settings = other_settings;
+            (e.other_settings, e.taken_over) = (other_settings, taken_over);
             if let Some(newer) = e.revised.as_ref().filter(|newer| newer.process) {
                 e.other_settings |= process;
                 e.footprints = if process { footprints } else { newer.footprints };
@@ -97,6 +98,7 @@ impl Cx<'_> {
             e.held = a.found.bytes.or(ledger::bytes_at(e, Tier::Awake)).unwrap_or(0);
             (e.wanted_awake, e.awake_since) = (true, now);
         }
+        e.taken_over |= a.found.taken_over;
         e.watch = Watch { progress_at: now, ..Watch::default() };
         // Who used it last went with the former agent: its idleness begins now.
         e.used_at = now;
@@ -226,6 +228,10 @@ impl Cx<'_> {
         let Some(current) = op.current.take() else { return self.advance(id) };
         let step = current.step.clone();
         let Some(engine) = step.engine() else { return self.advance(id) };
+        // What an operation has in hand is closed, whatever a damaged journal says. Who is merely asked serves on.
+        if !matches!(step, Step::Ask(_)) {
+            self.node.engine_mut(engine).admission = false;
+        }
         let found = engines.iter().zip(own).find(|(a, _)| a.engine == engine);
         let (says, bytes) = match found {
             Some((a, own)) => {

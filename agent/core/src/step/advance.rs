@@ -213,13 +213,10 @@ impl Cx<'_> {
             }
             Step::Resolve { .. } => Action::IsSleeping { engine, deadline: t.resolve },
             Step::AwaitRelease { tier, .. } => {
-                let bound = |device| {
-                    let foreign = self.node.device(device).foreign;
-                    Bound { device, at_least: None, at_most: None, foreign }
-                };
                 let bounds = e.spec.devices.iter().filter_map(|d| {
                     let at_most = ledger::release_threshold(self.node, *d, engine, *tier);
-                    (self.node.device(*d).evidence != Evidence::Off).then_some(Bound { at_most, ..bound(*d) })
+                    let seen = self.node.device(*d).evidence != Evidence::Off;
+                    seen.then_some(Bound { device: *d, at_least: None, at_most })
                 });
                 let bounds: Vec<Bound> = bounds.collect();
                 if bounds.is_empty() {
@@ -231,8 +228,7 @@ impl Cx<'_> {
                 let bounds = e.spec.devices.iter().filter_map(|d| {
                     let at_least = Some(ledger::residence_threshold(self.node, *d, engine)?);
                     let seen = self.node.device(*d).evidence != Evidence::Off;
-                    let foreign = self.node.device(*d).foreign;
-                    seen.then_some(Bound { device: *d, at_least, at_most: None, foreign })
+                    seen.then_some(Bound { device: *d, at_least, at_most: None })
                 });
                 let bounds: Vec<Bound> = bounds.collect();
                 if bounds.is_empty() {
@@ -248,6 +244,7 @@ impl Cx<'_> {
                 let life = e.life + 1;
                 let e = self.node.engine_mut(engine);
                 (e.life, e.process, e.dead, e.capabilities) = (life, true, false, None);
+                e.taken_over = false;
                 e.creep = Creep::default();
                 Action::Spawn { engine, life }
             }

@@ -2,11 +2,10 @@
 
 use super::Cx;
 use crate::call::{Call, CallOutcome, SleepingAnswer};
-use crate::effect::{Incident, Note, StepResult, Ticket};
-use crate::ids::{DeviceId, EngineId, OperationId};
-use crate::ledger;
+use crate::effect::{Incident, Note, Shown, StepResult, Ticket};
+use crate::ids::{EngineId, OperationId};
 use crate::program::{Cause, Step};
-use crate::state::{Condition, Footprint, Stage};
+use crate::state::{Condition, Stage};
 use crate::tier::Tier;
 use crate::time::Moment;
 
@@ -139,7 +138,8 @@ impl Cx<'_> {
                 sleeping(&name, want, answer).map(|()| None)
             }
             StepResult::Reached { used } if !self.released(engine, step, &used) => {
-                Err(self.out_of_bounds(engine, step, &used))
+                let shown: Vec<Shown> = used.iter().map(|(d, used)| Shown::only(*d, *used)).collect();
+                Err(self.out_of_bounds(engine, step, &shown))
             }
             StepResult::Reached { used } => {
                 if let Step::AwaitRelease { tier, .. } = step {
@@ -151,9 +151,9 @@ impl Cx<'_> {
                 }
                 Ok(None)
             }
-            // The bounds were drawn when the step began; a neighbour that died since has changed them.
-            StepResult::OutOfBounds { used } if self.resides(engine, step, &used) => Ok(None),
-            StepResult::OutOfBounds { used } => Err(self.out_of_bounds(engine, step, &used)),
+            StepResult::OutOfBounds { shown } if self.resides(engine, step, &shown) => Ok(None),
+            StepResult::OutOfBounds { shown } if self.returned(id, engine, step, &shown) => Ok(None),
+            StepResult::OutOfBounds { shown } => Err(self.out_of_bounds(engine, step, &shown)),
             StepResult::NoEvidence(reason) => Err((Cause::NoEvidence, format!("{name}: {reason}"))),
             StepResult::Token { at } => {
                 let counted = matches!(step, Step::Probe { counted: true, .. });
@@ -185,96 +185,6 @@ impl Cx<'_> {
                 }
                 Ok(None)
             }
-        }
-    }
-
-    /// A footprint: the engine's own bytes where pids can be mapped, else what the others do not account for.
-    fn measured(
-        &mut self,
-        engine: EngineId,
-        tier: Tier,
-        used: &[(DeviceId, Option<u64>)],
-        own: Option<u64>,
-        host: Option<u64>,
-    ) {
-        let by_difference =
-            used.iter().filter_map(|(device, used)| self.left_over(engine, *device, (*used)?)).max();
-        let e = self.node.engine(engine);
-        let seen = own.or(by_difference).filter(|bytes| ledger::is_plausible(e, tier, *bytes));
-        let device = seen.or(e.measured(tier));
-        let e = self.node.engine_mut(engine);
-        e.footprints[tier as usize] = Some(Footprint { device, host });
-        self.note(Note::Measured { engine, tier });
-    }
-
-    /// What of a device's used bytes all others do not account for. Nothing is known of it where one of them has died and is
-    /// not swept yet: what it is charged with may be there or gone.
-    fn left_over(&self, engine: EngineId, device: DeviceId, used: u64) -> Option<u64> {
-        let has_died = |id: EngineId| id != engine && self.node.engine(id).dead;
-        if self.node.engines_on(device).any(has_died) {
-            return None;
-        }
-        let others = ledger::expected_used(self.node, device, engine, Tier::Stopped)?;
-        Some(used.saturating_sub(others))
-    }
-
-    /// The first time at a tier: what is left on the device is its footprint.
-    fn learn_release(&mut self, engine: EngineId, tier: Tier, used: &[(DeviceId, u64)]) {
-        if tier == Tier::Stopped || self.node.engine(engine).measured(tier).is_some() {
-            return;
-        }
-        let left = used.iter().filter_map(|(device, used)| self.left_over(engine, *device, *used));
-        let plausible = |bytes: &u64| ledger::is_plausible(self.node.engine(engine), tier, *bytes);
-        if let Some(bytes) = left.max().filter(plausible) {
-            // Host bytes follow by the measuring step; until then only the device side is known.
-            let host = None;
-            self.node.engine_mut(engine).footprints[tier as usize] =
-                Some(Footprint { device: Some(bytes), host });
-        }
-    }
-
-    /// Whether the bytes of a sleeping engine are gone, by what is known now.
-    fn released(&self, engine: EngineId, step: &Step, used: &[(DeviceId, u64)]) -> bool {
-        let Step::AwaitRelease { tier, .. } = step else { return true };
-        used.iter().all(|(device, used)| {
-            ledger::release_threshold(self.node, *device, engine, *tier).is_none_or(|most| *used <= most)
-        })
-    }
-
-    /// Whether the bytes that an awake engine must show are there, by what is known now.
-    fn resides(&self, engine: EngineId, step: &Step, used: &[(DeviceId, u64)]) -> bool {
-        let there = |(device, used): &(DeviceId, u64)| {
-            ledger::residence_threshold(self.node, *device, engine).is_none_or(|least| *used >= least)
-        };
-        matches!(step, Step::AwaitResidence(_)) && used.iter().all(there)
-    }
-
-    fn out_of_bounds(&self, engine: EngineId, step: &Step, used: &[(DeviceId, u64)]) -> (Cause, String) {
-        let name = &self.node.engine(engine).spec.name;
-        let mut details = Vec::new();
-        for (device, used) in used {
-            let (word, bound) = match step {
-                Step::AwaitRelease { tier, .. } => {
-                    ("at most", ledger::release_threshold(self.node, *device, engine, *tier))
-                }
-                _ => ("at least", ledger::residence_threshold(self.node, *device, engine)),
-            };
-            let bound = bound.map_or("unknown".to_owned(), ledger::human);
-            let on = &self.node.device(*device).spec.name;
-            details.push(format!("{on} shows {} used, {word} {bound} expected", ledger::human(*used)));
-        }
-        match step {
-            Step::AwaitRelease { tier, .. } => (
-                Cause::ReleaseIncomplete,
-                format!(
-                    "{name} answered, but not all of its memory for {tier} is back: {}",
-                    details.join(", ")
-                ),
-            ),
-            _ => (
-                Cause::ResidenceMissing,
-                format!("{name} says it is awake, but its memory is not there: {}", details.join(", ")),
-            ),
         }
     }
 }

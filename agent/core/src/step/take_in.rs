@@ -31,11 +31,15 @@ impl Cx<'_> {
     pub(super) fn adopt(&self, id: EngineId) -> Result<Vec<Step>, Refusal> {
         let e = self.node.engine(id);
         if e.process {
-            return Err(Refusal::WrongState {
-                engine: e.spec.name.clone(),
-                is: e.condition_word().to_owned(),
-                hint: "it has a process already; `stop` it first if another one is to take its place",
-            });
+            let hint = match e.condition {
+                Condition::Failed(_) if e.dead => {
+                    "what the one before it has left is not accounted for; `reset` it first, which leaves to other processes \
+                     what is theirs"
+                }
+                _ => "it has a process already; `stop` it first if another one is to take its place",
+            };
+            let (engine, is) = (e.spec.name.clone(), e.condition_word().to_owned());
+            return Err(Refusal::WrongState { engine, is, hint });
         }
         plan::evidence(self.node, &e.spec.devices)?;
         Ok(vec![
@@ -90,7 +94,7 @@ impl Cx<'_> {
             (e.tier, e.condition, e.process, e.dead) = (Tier::Awake, Condition::Settled, true, false);
             (e.held, e.reserved) = (held, 0);
             (e.pinned, e.frozen) = (false, false);
-            e.other_settings = !as_configured;
+            (e.other_settings, e.taken_over) = (!as_configured, true);
             e.capabilities = Some(capabilities);
             e.generation += 1;
             e.crashes.reset();

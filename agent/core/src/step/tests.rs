@@ -5,7 +5,7 @@
 use super::step;
 use crate::call::{CallOutcome, SleepingAnswer};
 use crate::capability::{Capabilities, Routes, Version};
-use crate::effect::{Action, Effect, Note, StepResult, Ticket};
+use crate::effect::{Action, Effect, Note, Shown, StepResult, Ticket};
 use crate::event::{By, Drain, Event, Request, Survey, Use};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::spec::{DeviceSpec, DrainPolicy, EngineSpec, Estimate, Levels, Policy, Strategy, Timeouts};
@@ -297,6 +297,11 @@ fn refused() -> StepResult {
     StepResult::Called(CallOutcome::Refused { status: 500, message: "no".into() })
 }
 
+/// The device shows so much, and does not tell whose it is.
+fn out_of_bounds(used: u64) -> StepResult {
+    StepResult::OutOfBounds { shown: vec![Shown::only(GPU, used)] }
+}
+
 fn is_drain(a: &Action) -> bool {
     matches!(a, Action::Drain { .. })
 }
@@ -367,7 +372,7 @@ fn a_neighbour_that_died_is_started_again_not_opened() {
 fn a_neighbours_death_is_not_taken_for_missing_memory() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
     s.switch(B, None).ok_until(|a| matches!(a, Action::AwaitUsed { .. })).dies(A).forget();
-    s.answer(StepResult::OutOfBounds { used: vec![(GPU, 8 * GIB)] });
+    s.answer(out_of_bounds(8 * GIB));
     s.reads("  probe B");
     s.ok_to_the_end().serving(B);
 }
@@ -390,8 +395,8 @@ fn what_outlives_a_stop_stays_charged_until_the_device_shows_that_it_holds_nothi
         s.command(Request::Start { engine: B, rehearse: None, awake: false });
         s.ok_until(|a| matches!(a, Action::Ready { .. })).answer(StepResult::NotReady("slow".into()));
         s.answer(StepResult::Stopped { left: 1 });
-        let used = vec![(GPU, used * GIB)];
-        s.answer(if held == 0 { StepResult::Reached { used } } else { StepResult::OutOfBounds { used } });
+        let reached = StepResult::Reached { used: vec![(GPU, used * GIB)] };
+        s.answer(if held == 0 { reached } else { out_of_bounds(used * GIB) });
         s.ok_to_the_end().serving(A);
         let b = s.node.engine(B);
         assert_eq!((b.held, b.reserved), (held * GIB, 0));
@@ -405,7 +410,7 @@ fn what_outlived_a_stop_and_goes_later_leaves_a_stopped_engine() {
     s.command(Request::Start { engine: B, rehearse: None, awake: false });
     s.ok_until(|a| matches!(a, Action::Ready { .. })).answer(StepResult::NotReady("slow".into()));
     s.answer(StepResult::Stopped { left: 1 });
-    s.answer(StepResult::OutOfBounds { used: vec![(GPU, 41 * GIB)] }).ok_to_the_end();
+    s.answer(out_of_bounds(41 * GIB)).ok_to_the_end();
     s.say(Event::DeviceRead { device: GPU, capacity: 45 * GIB, used: 41 * GIB });
     assert!(matches!(s.node.engine(B).condition, Condition::Failed(_)), "its bytes are still there");
     for _ in 0..2 {

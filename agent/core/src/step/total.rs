@@ -9,7 +9,7 @@ use crate::adopt::{Adopted, Adoption, Found, Process};
 use crate::call::{CallOutcome, SleepingAnswer};
 use crate::capability::{Capabilities, Routes, Version};
 use crate::demand::{self, Demand};
-use crate::effect::{StepResult, TakenIn, Ticket};
+use crate::effect::{Shown, StepResult, TakenIn, Ticket};
 use crate::event::{By, Drain, Event, Request, Survey, Use};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::invariants;
@@ -141,6 +141,11 @@ fn result() -> impl Strategy_<Value = StepResult> {
         },
         workers,
     });
+    let told = || prop::option::of(bytes());
+    let shown = || {
+        let all = (device(), bytes(), told(), told());
+        all.prop_map(|(device, used, own, strangers)| Shown { device, used, own, strangers })
+    };
     let used = || prop::collection::vec((device(), bytes()), 0..3);
     let maybe_used = || prop::collection::vec((device(), prop::option::of(bytes())), 0..3);
     let taken = (caps.clone(), maybe_used(), prop::option::of(bytes()), any::<bool>()).prop_map(
@@ -158,7 +163,7 @@ fn result() -> impl Strategy_<Value = StepResult> {
         1 => Just(StepResult::Called(CallOutcome::Unknown)),
         4 => sleeping().prop_map(StepResult::Sleeping),
         4 => used().prop_map(|used| StepResult::Reached { used }),
-        1 => used().prop_map(|used| StepResult::OutOfBounds { used }),
+        1 => prop::collection::vec(shown(), 0..3).prop_map(|shown| StepResult::OutOfBounds { shown }),
         1 => Just(StepResult::NoEvidence(String::new())),
         4 => Just(StepResult::Token { at: Moment(5) }),
         1 => Just(StepResult::Mismatch(String::new())),
@@ -190,11 +195,12 @@ fn found() -> impl Strategy_<Value = Found> {
         4 => Just(Process::Lives),
         1 => Just(Process::Strange(String::new())),
     ];
-    (process, sleeping(), prop::option::of(bytes())).prop_map(|(process, sleeping, bytes)| Found {
-        process,
+    let found = (process, sleeping(), prop::option::of(bytes()), any::<bool>());
+    found.prop_map(|(process, sleeping, bytes, taken_over)| Found {
         sleeping,
         bytes,
-        capabilities: None,
+        taken_over,
+        ..Found::only(process)
     })
 }
 

@@ -3,7 +3,7 @@
 use super::{Config, How, Pending, Sys};
 use crate::world::{Proc, Seen, Weights, refused};
 use hotbunk_core::call::{Call, CallOutcome, SleepLevel, SleepingAnswer};
-use hotbunk_core::effect::{Action, ProbeKind, StepResult, TakenIn};
+use hotbunk_core::effect::{Action, ProbeKind, Shown, StepResult, TakenIn};
 use hotbunk_core::ids::{DeviceId, EngineId};
 use hotbunk_core::time::Moment;
 
@@ -150,7 +150,13 @@ impl Sys {
                 if within || config.planted.unread {
                     StepResult::Reached { used }
                 } else {
-                    StepResult::OutOfBounds { used }
+                    let shown = used.iter().map(|(device, used)| Shown {
+                        device: *device,
+                        used: *used,
+                        own: Some(self.procs[at].bytes(size)),
+                        strangers: Some(self.foreign_bytes(config, *device)),
+                    });
+                    StepResult::OutOfBounds { shown: shown.collect() }
                 }
             }
             Action::Probe { .. } if how == How::Refused => StepResult::ProbeFailed(String::new()),

@@ -146,7 +146,7 @@ impl Sys {
             SleepingAnswer::Unknown
         };
         let bytes = (is_there && !blind).then(|| p.bytes(self.size(config, at)) - p.leftover);
-        Found { process, sleeping, bytes, capabilities: answers.then_some(caps) }
+        Found { sleeping, bytes, capabilities: answers.then_some(caps), ..Found::only(process) }
     }
 }
 

@@ -7,7 +7,9 @@ use hotbunk_core::effect::Action;
 use hotbunk_core::event::{Event, Request};
 use hotbunk_core::ids::{DeviceId, EngineId};
 use hotbunk_core::kept::KeptWork;
+use hotbunk_core::program::Step;
 use hotbunk_core::state::{Condition, Node, Stage};
+use hotbunk_core::tier::Tier;
 use hotbunk_core::time::Moment;
 
 impl Sys {
@@ -56,24 +58,38 @@ impl Sys {
             if e.admission || (!starts && (e.process || e.held + e.reserved > 0)) {
                 return self.fail(format!("{} is taken for ours, and is not", e.spec.name));
             }
-            if !counted && !self.excused() && self.misread == 0 && self.exits.is_empty() {
+            let is_news = self.is_released(id(at));
+            if !counted && !is_news && !self.excused() && self.misread == 0 && self.exits.is_empty() {
                 return self.fail(format!("the bytes of the server on {}'s port are nobody's", e.spec.name));
             }
         }
     }
 
-    /// Whether somebody may start a server there: nothing is under way, and there is room.
+    /// Whether somebody may start a server there: nothing is under way, and there is room. Or they start again what had been
+    /// taken over, which has just ended and whose memory is awaited.
     pub(crate) fn may_arrive(&self, config: &Config, at: usize) -> bool {
         let (e, size) = (&self.node.engines[at], self.size(config, at));
-        let down = !self.procs[at].alive && self.procs[at].leftover == 0 && !e.process && !self.handle[at];
-        let at_rest = self.node.operation_on(&e.spec.devices).is_none() && self.exits.is_empty();
-        down && at_rest && size.weights + size.kv + size.residual <= self.room(config, id(at))
+        let down = !self.procs[at].alive && self.procs[at].leftover == 0 && !self.handle[at];
+        let at_rest = !e.process && self.node.operation_on(&e.spec.devices).is_none();
+        let again = e.taken_over && self.is_released(id(at));
+        let room = size.weights + size.kv + size.residual <= self.room(config, id(at));
+        down && (at_rest || again) && self.exits.is_empty() && room
     }
 
-    /// It comes, and is seen as foreign memory: once may be a neighbour's growth, twice is somebody.
+    /// Whether an engine has ended and what it held is awaited.
+    fn is_released(&self, engine: EngineId) -> bool {
+        let awaited = Step::AwaitRelease { engine, tier: Tier::Stopped };
+        self.node.operations.iter().any(|op| op.current.as_ref().is_some_and(|c| c.step == awaited))
+    }
+
+    /// It comes, and is seen as foreign memory: once may be a neighbour's growth, twice is somebody. While something is under
+    /// way nobody looks.
     pub(crate) fn stranger_comes(&mut self, config: &Config, at: usize, now: Moment) {
         self.foreign[at] = true;
         self.procs[at] = Proc::awake();
+        if self.is_released(id(at)) {
+            return;
+        }
         let engine = &self.node.engines[at];
         for device in engine.spec.devices.clone() {
             let bytes = self.foreign_bytes(config, device);

@@ -24,11 +24,11 @@ impl Session {
         let engines = kept.engines.into_iter().zip(found).zip(0..).map(|((kept, (says, gib)), at)| Adopted {
             engine: EngineId(at),
             found: Found {
-                process: if kept.process { Process::Lives } else { Process::None },
                 sleeping: says
                     .map_or(SleepingAnswer::Unknown, |is_sleeping| SleepingAnswer::Says { is_sleeping }),
                 bytes: Some(gib * GIB),
                 capabilities,
+                ..Found::only(if kept.process { Process::Lives } else { Process::None })
             },
             kept: Some(kept),
         });
@@ -136,6 +136,17 @@ fn a_drain_that_nobody_watched_past_its_deadline_is_given_up() {
     assert!(s.node.engine(A).is_serving());
 }
 
+/// Rows of a journal that were written at different moments: it drains, and serves.
+#[test]
+fn what_an_operation_has_in_hand_is_closed_whatever_is_on_record() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.switch(B, None).ok_until(is_drain);
+    s.node.engine_mut(A).admission = true;
+    s.succeeded(&[(AWAKE, 33), (AWAKE, 8)]);
+    assert!(!s.node.engine(A).admission && is_drain(&s.waiting[0].1), "{:#?}", s.log);
+    s.ok_to_the_end().serving(B);
+}
+
 #[test]
 fn maintenance_lasts_and_what_was_stopped_stays_stopped() {
     let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Stopped]);
@@ -170,7 +181,7 @@ fn an_engine_without_any_record_is_believed_where_word_and_bytes_agree() {
         s.node.engine_mut(A).footprints = footprints;
         s.waiting.clear();
         let sleeping = SleepingAnswer::Says { is_sleeping: false };
-        let found = Found { process: Process::Lives, sleeping, bytes: Some(gib * GIB), capabilities };
+        let found = Found { sleeping, bytes: Some(gib * GIB), capabilities, ..Found::only(Process::Lives) };
         let engines = vec![Adopted { engine: A, kept: None, found }];
         s.say(Event::Adopted(Box::new(Adoption { engines, ..Adoption::default() })));
         assert_eq!(s.node.engine(A).is_serving(), believed, "{gib} GiB");

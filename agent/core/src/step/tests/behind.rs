@@ -26,12 +26,15 @@ fn answer_truly(s: &mut Session, asleep: &mut Option<EngineId>) {
                 Some(_) => gib(engine, Tier::Awake) * GIB,
                 None => bounds[0].at_most.unwrap_or(0).saturating_sub(others(s, engine)).min(GIB),
             };
-            let used = vec![(GPU, others(s, engine) + own)];
+            let used = others(s, engine) + own;
             let reached = bounds.iter().all(|b| {
-                b.at_least.is_none_or(|least| used[0].1 >= least)
-                    && b.at_most.is_none_or(|most| used[0].1 <= most)
+                b.at_least.is_none_or(|least| used >= least) && b.at_most.is_none_or(|most| used <= most)
             });
-            s.answer(if reached { StepResult::Reached { used } } else { StepResult::OutOfBounds { used } });
+            s.answer(if reached {
+                StepResult::Reached { used: vec![(GPU, used)] }
+            } else {
+                out_of_bounds(used)
+            });
         }
         // What was asked of it asleep hangs in it.
         Action::Drain { engine, .. } if Some(engine) == *asleep => {
@@ -150,15 +153,13 @@ fn missing_bytes_are_the_engines_own_where_its_neighbours_are_awake() {
         Action::AwaitUsed { deadline, .. } => *deadline,
         other => panic!("{other:?}"),
     };
-    for first in
-        [StepResult::OutOfBounds { used: vec![(GPU, 10 * GIB)] }, StepResult::NoEvidence("slow".into())]
-    {
+    for first in [out_of_bounds(10 * GIB), StepResult::NoEvidence("slow".into())] {
         let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
         s.switch(B, Some(Strategy::WakeFirst)).ok_until(waits);
         assert!(deadline(&s) < Timeouts::default().evidence);
         s.answer(first).ok_until(waits);
         assert_eq!(deadline(&s), Timeouts::default().evidence);
-        s.answer(StepResult::OutOfBounds { used: vec![(GPU, 10 * GIB)] }).ok_to_the_end();
+        s.answer(out_of_bounds(10 * GIB)).ok_to_the_end();
         let log = s.log.join("\n");
         assert!(log.contains("ask A whether it is awake") && log.contains("! wake_incomplete B"), "{log}");
         assert!(!log.contains("drifted"), "{log}");

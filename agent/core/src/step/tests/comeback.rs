@@ -8,7 +8,7 @@ fn neither() -> Session {
     s.switch(B, Some(Strategy::SleepFirst)).ok_until(|a| matches!(a, Action::Call { engine: B, .. })).dies(B);
     s.answer(StepResult::Called(CallOutcome::Gone { message: "gone".into() }));
     s.ok_until(|a| matches!(a, Action::Stop { engine: B, .. })).answer(StepResult::Stopped { left: 1 });
-    s.answer(StepResult::OutOfBounds { used: vec![(GPU, 9 * GIB)] });
+    s.answer(out_of_bounds(9 * GIB));
     assert!(s.waiting.is_empty(), "{:?}: {:#?}", s.waiting, s.log);
     assert_eq!(s.node.engine(A).tier, Tier::Level1, "{:#?}", s.log);
     s.forget();

@@ -33,11 +33,34 @@ fn a_wrong_measurement_is_not_believed_or_not_for_ever() {
         Some(Footprint { device: Some(GIB), host: None });
     let release = |a: &Action| matches!(a, Action::AwaitUsed { .. });
     s.command(start.clone()).ok_until(release);
-    s.answer(StepResult::OutOfBounds { used: vec![(GPU, 29 * GIB)] }).ok_to_the_end().serving(A);
+    s.answer(out_of_bounds(29 * GIB)).ok_to_the_end().serving(A);
     assert_eq!(parked(&s), None, "no rehearsal has confirmed it");
     s.command(Request::Stop { engine: A, drain: Drain::default() }).ok_to_the_end();
     s.command(Request::Reset(A)).ok_to_the_end().command(start).ok_to_the_end().serving(A);
     assert_eq!(parked(&s), Some(gib(A, Tier::Parked) * GIB));
+}
+
+/// What was somebody else's has gone, and nobody has looked at rest since: the sum says that B's memory is not there, and its own
+/// processes hold it.
+#[test]
+fn what_an_engine_s_own_processes_hold_is_there_whatever_the_sum_says() {
+    for (own, there) in [(Some(8 * GIB), true), (Some(4 * GIB), false), (None, false)] {
+        let mut s = Session::new(31, 60, &[Tier::Awake, Tier::Level1]);
+        (s.node.devices[0].foreign, s.node.devices[0].foreign_seen) = (GIB, GIB);
+        s.switch(B, None).ok_until(|a| matches!(a, Action::AwaitUsed { engine: B, .. })).forget();
+        let shown = || vec![Shown { own, ..Shown::only(GPU, 41 * GIB) }];
+        s.answer(StepResult::OutOfBounds { shown: shown() });
+        if there {
+            assert_eq!(s.log, ["  probe B"]);
+            s.ok_to_the_end().serving(B);
+            continue;
+        }
+        // Its neighbour is asked; then it is waited for once more.
+        s.ok_until(|a| matches!(a, Action::AwaitUsed { engine: B, .. })).forget();
+        s.answer(StepResult::OutOfBounds { shown: shown() });
+        assert!(s.log[0].contains("residence_missing"), "{:#?}", s.log);
+        s.ok_to_the_end().serving(A);
+    }
 }
 
 /// A neighbour has died and is not swept yet: what it is charged with is gone, and the difference would be too little by that.

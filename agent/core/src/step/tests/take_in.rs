@@ -152,6 +152,75 @@ fn a_look_before_the_news_of_a_death_makes_nobody_s_memory_less() {
     assert_eq!(s.node.devices[0].foreign, 0);
 }
 
+/// GiB that the device shows, and of them those of strangers.
+fn with_strangers(used: u64, strangers: u64) -> StepResult {
+    let shown = Shown { strangers: Some(strangers * GIB), ..Shown::only(GPU, used * GIB) };
+    StepResult::OutOfBounds { shown: vec![shown] }
+}
+
+#[test]
+fn what_comes_while_a_server_that_was_taken_over_ends_is_not_its_leftovers() {
+    // Used at the end, of that strangers, of those known before: whoever started it has started it again, or has not.
+    let table =
+        [(41, 8, 0, true), (45, 12, 4, true), (41, 0, 0, false), (41, 3, 0, false), (45, 4, 4, false)];
+    for ((used, strangers, before, gone), dies) in
+        table.into_iter().flat_map(|row| [(row, false), (row, true)])
+    {
+        let mut s = by_hand();
+        s.command(Request::Adopt(B)).ok_to_the_end();
+        (s.node.devices[0].foreign, s.node.devices[0].foreign_seen) = (before * GIB, before * GIB);
+        if dies {
+            // The agent ends meanwhile; the next one knows of it by what was kept.
+            s.succeeded_by(B, &Process::Lives, Some(false), Some(8));
+            s.ok_to_the_end();
+        }
+        s.command(Request::Stop { engine: B, drain: Drain::default() });
+        s.ok_until(|a| matches!(a, Action::AwaitUsed { .. }));
+        s.answer(with_strangers(used, strangers)).ok_to_the_end().serving(A);
+        let b = s.node.engine(B);
+        assert_eq!(b.condition == Condition::Settled, gone, "{before}: {:?} {:#?}", b.condition, s.log);
+        assert_eq!((b.tier, b.held == 0), (Tier::Stopped, gone));
+    }
+}
+
+#[test]
+fn what_comes_while_an_engine_of_our_own_ends_is_its_leftovers() {
+    let mut s = by_hand();
+    s.command(Request::Adopt(B)).ok_to_the_end();
+    // Its next process is the agent's own.
+    s.command(Request::Restart { engine: B, rehearse: None, drain: Drain::default() }).ok_to_the_end();
+    s.command(Request::Stop { engine: B, drain: Drain::default() });
+    s.ok_until(|a| matches!(a, Action::AwaitUsed { .. }));
+    s.answer(with_strangers(41, 8)).ok_to_the_end().serving(A);
+    let Condition::Failed(why) = &s.node.engine(B).condition else { panic!("{:#?}", s.log) };
+    assert!(why.contains("41.0 GiB used (8.0 GiB of it by processes that are no engine's)"), "{why}");
+    s.forget().command(Request::Adopt(B));
+    assert!(s.log.iter().any(|l| l.contains("refused") && l.contains("`reset` it first")), "{:#?}", s.log);
+}
+
+/// An operator who has been told of them says by `reset` that they are not the engine's.
+#[test]
+fn a_reset_leaves_to_strangers_what_is_strangers_and_nothing_else() {
+    for (strangers, settled) in [(8, true), (3, false)] {
+        let mut s = by_hand();
+        (s.node.devices[0].foreign, s.node.devices[0].foreign_seen) = (0, 0);
+        s.command(Request::Start { engine: B, rehearse: None, awake: true }).ok_to_the_end();
+        let left = || with_strangers(41, strangers);
+        s.dies(B).ok_until(|a| matches!(a, Action::AwaitUsed { .. })).answer(left()).ok_to_the_end();
+        assert!(matches!(s.node.engine(B).condition, Condition::Failed(_)), "{:#?}", s.log);
+        s.forget().command(Request::Reset(B));
+        s.ok_until(|a| matches!(a, Action::AwaitUsed { .. })).answer(left()).ok_to_the_end();
+        let (b, gpu) = (s.node.engine(B), &s.node.devices[0]);
+        assert_eq!(b.condition == Condition::Settled, settled, "{:?}", s.log);
+        assert_eq!((b.held == 0, gpu.foreign), (settled, if settled { 8 * GIB } else { 0 }));
+        if settled {
+            // And the server that they are may be the engine now.
+            s.command(Request::Adopt(B)).ok_to_the_end().serving(B);
+            assert_eq!((s.node.engine(B).held, s.node.devices[0].foreign), (8 * GIB, 0));
+        }
+    }
+}
+
 #[test]
 fn what_cannot_be_taken_over_is_refused_before_anything_is_asked() {
     let mut s = by_hand();
@@ -281,10 +350,10 @@ impl Session {
         let engines = kept.engines.into_iter().zip(0..).map(|(kept, at)| {
             let found = if EngineId(at) == engine {
                 let bytes = gib.map(|g| g * GIB);
-                Found { process: process.clone(), sleeping: sleeping(says), bytes, capabilities }
+                Found { sleeping: sleeping(says), bytes, capabilities, ..Found::only(process.clone()) }
             } else {
-                let (process, sleeping) = (Process::Lives, sleeping(Some(false)));
-                Found { process, sleeping, bytes: Some(kept.held), capabilities }
+                let (sleeping, bytes) = (sleeping(Some(false)), Some(kept.held));
+                Found { sleeping, bytes, capabilities, ..Found::only(Process::Lives) }
             };
             Adopted { engine: EngineId(at), found, kept: Some(kept) }
         });
