@@ -130,7 +130,7 @@ fn hindrance(node: &Node, id: EngineId, now: Moment) -> Result<(), Hindrance> {
     if node.cycle {
         return Err(Hindrance::Never(Never::Cycle));
     }
-    if e.retired {
+    if e.is_done_with() {
         return Err(Hindrance::Never(Never::Retired { engine: e.spec.name.clone() }));
     }
     match &e.condition {
@@ -219,7 +219,8 @@ pub(crate) fn instants(node: &Node, now: Moment) -> Vec<Moment> {
     let waiting = waiting(node, now);
     let free: Vec<EngineId> = waiting.iter().filter(|w| w.free).map(|w| w.engine).collect();
     let turns = fairness::order(&waiting).into_iter().filter(|p| free.contains(&p.engine)).map(|p| p.turn);
-    let retries = node.engines.iter().filter(|e| e.demand.held > 0 && !e.retired).map(|e| e.retry.not_before);
+    let retries =
+        node.engines.iter().filter(|e| e.demand.held > 0 && !e.is_done_with()).map(|e| e.retry.not_before);
     turns.chain(retries).collect()
 }
 
@@ -227,7 +228,7 @@ pub(crate) fn instants(node: &Node, now: Moment) -> Vec<Moment> {
 pub(crate) fn presses(node: &Node, id: EngineId) -> bool {
     let devices = &node.engine(id).spec.devices;
     let shares = |e: &Engine| e.spec.devices.iter().any(|d| devices.contains(d));
-    node.engines.iter().any(|e| e.demand.held > 0 && !e.is_serving() && !e.retired && shares(e))
+    node.engines.iter().any(|e| e.demand.held > 0 && !e.is_serving() && !e.is_done_with() && shares(e))
 }
 
 /// When an engine will serve if nothing else is asked for: from turn, drain and plan, by what was measured, else

@@ -226,15 +226,17 @@ impl Cx<'_> {
             (Request::Pause { tier, .. }, None) => return self.pause(*tier, drain),
             (_, None) => return Ok(self.resume(drain)),
         };
-        let ends_or_rests = matches!(
-            request,
+        let e = self.node.engine(id);
+        let can_be_had = match request {
             Request::Stop { .. }
-                | Request::Sleep { .. }
-                | Request::Bury(_)
-                | Request::Repair(_)
-                | Request::Reset(_)
-        );
-        if self.node.engine(id).retired && !ends_or_rests {
+            | Request::Sleep { .. }
+            | Request::Bury(_)
+            | Request::Repair(_)
+            | Request::Reset(_) => true,
+            Request::Switch { .. } | Request::Wake(_) => !e.is_done_with(),
+            _ => !e.retired,
+        };
+        if !can_be_had {
             return Err(self.not_configured(id).into());
         }
         let plain = |steps: Vec<Step>, incoming: Option<EngineId>| Work {

@@ -140,11 +140,9 @@ impl Cx<'_> {
         let spoken_for = self.node.spoken_for();
         self.node.ids().find(|id| {
             let e = self.node.engine(*id);
-            e.retired
+            e.is_done_with()
                 && e.process
                 && !e.dead
-                // Frozen requests whose clients have gone are nobody's.
-                && !(e.frozen && e.is_busy())
                 && e.condition == Condition::Settled
                 && self.node.is_free(&e.spec.devices)
                 && !e.spec.devices.iter().any(|d| spoken_for.contains(d))

@@ -58,6 +58,28 @@ async fn a_frozen_stream_goes_on_byte_for_byte_after_the_other_model_has_served(
     agent.stop().await;
 }
 
+/// Its engine is removed from the configuration meanwhile: it gets its turn all the same, and goes when it has answered.
+#[tokio::test]
+async fn a_frozen_stream_is_finished_by_an_engine_that_is_not_configured_any_more() {
+    let (node, agent) = pair(|setup| eager(setup).each(|e| e.line("max_wait = \"10s\""))).await;
+    agent.done(Switch::to("B")).await;
+    let undisturbed = node.engine("B").complete(2000).await.unwrap();
+    let mut stream = node.model("B").stream(2000).await;
+    stream.until(5).await;
+    agent.done(Switch::to("A").drain(Drain::Freeze)).await;
+    // A is busy, so B's turn is some time away.
+    let of_a = node.model("A").stream(2000).await;
+    node.file().without("B").write();
+    assert_eq!(agent.reloaded().await, "A unchanged, B removed");
+    drop(of_a);
+    assert_eq!(stream.end().await, (undisturbed, "length".to_owned()));
+    until("it to be gone", async || agent.status().await.engines.iter().all(|e| e.name != "B")).await;
+    let refused = node.model("B").complete(3).await.unwrap_err();
+    assert!(refused.contains("model_not_found"), "{refused}");
+    node.model("A").serves().await;
+    agent.stop().await;
+}
+
 #[tokio::test]
 async fn an_aborted_stream_ends_with_an_error_and_a_plain_request_is_sent_again() {
     let (node, agent) = pair(eager).await;

@@ -1,6 +1,7 @@
 //! A new configuration: what is unchanged is not touched, what has changed comes into force when it may.
 
 use super::*;
+use crate::demand::Demand;
 use crate::queue::Refusal;
 use crate::revise::{Change, DeviceSettings, Revised, Revision};
 use crate::spec::Rung;
@@ -219,6 +220,27 @@ fn a_frozen_engine_that_is_retired_goes_once_its_clients_have() {
     s.revised(vec![Change::Same, Change::Retired]).looks(0);
     assert!(s.waiting.is_empty(), "somebody still waits for its answer: {:#?}", s.log);
     s.say(Event::Uses(vec![Use { engine: B, in_flight: 0, at: Moment(0) }])).ok_to_the_end();
+    assert!(!s.node.engine(B).process, "{:#?}", s.log);
+}
+
+/// Requests were frozen in it, and their clients wait for them: it gets its turn, answers them, and goes. Nobody else wakes it.
+#[test]
+fn a_frozen_engine_that_is_retired_answers_whom_it_owes_an_answer() {
+    let mut s = Session::new(31, 45, &[Tier::Awake, Tier::Level1]);
+    s.node.engine_mut(B).frozen = true;
+    s.say(Event::Uses(vec![Use { engine: B, in_flight: 1, at: Moment(0) }]));
+    s.revised(vec![Change::Same, Change::Retired]).looks(0);
+    let since = s.now;
+    s.say(Event::Demand { engine: B, demand: Demand { held: 1, oldest: Some(since) } });
+    s.ok_to_the_end().later().ok_to_the_end().serving(B);
+    assert!(!s.node.engine(B).frozen && !s.log.iter().any(|l| l.contains("spawn")), "{:#?}", s.log);
+    // It is answered, and somebody asks for A.
+    s.say(Event::Demand { engine: B, demand: Demand { held: 0, oldest: None } });
+    s.say(Event::Uses(vec![Use { engine: B, in_flight: 0, at: Moment(0) }]));
+    s.forget().switch(B, None);
+    assert!(s.log.iter().any(|l| l.contains("not configured any more")), "{:#?}", s.log);
+    s.switch(A, None).ok_to_the_end().serving(A);
+    s.looks(0).ok_to_the_end();
     assert!(!s.node.engine(B).process, "{:#?}", s.log);
 }
 
