@@ -14,6 +14,9 @@ const LAST_FEW: u64 = 8;
 /// Longest step of the clock, hours.
 const HOURS: u64 = 72;
 const PAGE: u64 = 4096;
+/// Of SQLite's WAL format: bytes before the first frame, and before the page in each.
+const WAL_HEADER: u64 = 32;
+const WAL_FRAME_HEADER: u64 = 24;
 
 /// A small file system for a node's state: it can be filled.
 pub(super) struct Disk {
@@ -65,7 +68,16 @@ pub(super) fn cut_log(node: &Node, draw: &mut Draw) {
     let path = journal(node, "journal.db-wal");
     let Ok(file) = OpenOptions::new().write(true).open(path) else { return };
     let length = file.metadata().map_or(0, |m| m.len());
-    file.set_len(draw.below(length + 1)).expect("the log can be cut");
+    let durable = durable(node).min(length);
+    file.set_len(durable + draw.below(length - durable + 1)).expect("the log can be cut");
+}
+
+/// How much of the WAL no loss of power takes away: what has been copied into the main file was synced before that. A cut in
+/// there would set older pages before newer ones. By SQLite's format of the WAL's index: `nBackfill` frames, at offset 96.
+fn durable(node: &Node) -> u64 {
+    let index = fs::read(journal(node, "journal.db-shm")).unwrap_or_default();
+    let frames = index.get(96..100).and_then(|bytes| bytes.try_into().ok()).map_or(0, u32::from_ne_bytes);
+    if frames == 0 { 0 } else { WAL_HEADER + u64::from(frames) * (WAL_FRAME_HEADER + PAGE) }
 }
 
 /// Overwrites a page or two of the journal, its first one left out: nobody would take the rest for a journal at all.
