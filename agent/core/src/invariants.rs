@@ -4,6 +4,7 @@
 use crate::event::{By, Request};
 use crate::ids::{DeviceId, EngineId, OperationId};
 use crate::ledger;
+use crate::program::Step;
 use crate::state::{Condition, Node, Operation, Stage};
 use crate::tier::Tier;
 use thiserror::Error;
@@ -27,6 +28,14 @@ pub enum Broken {
     /// I1: admission is open to an engine that is not verified awake.
     #[error("I1: engine {} takes requests and is not verified awake", .0.0)]
     OpenUnverified(EngineId),
+    /// I1: admission is open to an engine that a step works on. (Who is merely asked whether it is awake serves on.)
+    #[error("I1: engine {} takes requests while operation {} works on it", engine.0, operation.0)]
+    OpenInHand {
+        /// Which.
+        engine: EngineId,
+        /// What works on it.
+        operation: OperationId,
+    },
     /// Only an operation may hold an engine in motion or a reservation.
     #[error("engine {} is in motion and no operation is at work on it", .0.0)]
     Stray(EngineId),
@@ -85,6 +94,14 @@ pub fn check(node: &Node) -> Result<(), Broken> {
         }
     }
     node.operations.iter().try_for_each(|op| own_accord(node, op))?;
+    for op in &node.operations {
+        let step =
+            op.current.as_ref().map(|current| &current.step).filter(|step| !matches!(step, Step::Ask(_)));
+        let in_hand = step.and_then(Step::engine).filter(|id| node.engine(*id).admission);
+        if let Some(engine) = in_hand {
+            return Err(Broken::OpenInHand { engine, operation: op.id });
+        }
+    }
     for engine in node.ids() {
         let e = node.engine(engine);
         let at_work = node.operation_on(&e.spec.devices).is_some();
