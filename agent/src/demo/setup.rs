@@ -1,8 +1,10 @@
 //! The demo's folder: a configuration like any other, a ledger for the simulated card, and places for everything else.
 
 use super::DemoArgs;
+use crate::app::JOURNAL;
 use crate::clock;
 use crate::config::client_ports::ClientPorts;
+use crate::journal::Journal;
 use anyhow::Context;
 use hotbunk_sim::ledger::{DeviceLedger, LedgerHeader};
 use hotbunk_sim::profile::{EngineProfile, Profile};
@@ -10,6 +12,8 @@ use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 
 const MIB: u64 = 1 << 20;
+/// State folder within the demo's.
+const STATE: &str = "state";
 
 /// By how much less host memory the simulated engines take: 62 GiB would be too much for a laptop.
 pub(super) const HOST_SCALE: u64 = 64;
@@ -36,6 +40,8 @@ impl Setup {
             std::fs::create_dir_all(dir)
                 .with_context(|| format!("{} cannot be made; name another folder with --out", dir.display()))
         };
+        // The demo that runs there goes by what it has written.
+        Journal::is_unused(&dir.join(STATE).join(JOURNAL))?;
         make(&dir)?;
         let sockets = std::env::temp_dir().join(format!("hotbunk-{}", std::process::id()));
         make(&sockets)?;
@@ -111,7 +117,7 @@ fn text(
          [[device]]\n\
          name = \"gpu0\"\n\
          ledger = {}\n",
-        path(&dir.join("state")),
+        path(&dir.join(STATE)),
         path(sockets),
         ports.next()?,
         ports.next()?,

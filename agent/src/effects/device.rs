@@ -34,9 +34,7 @@ impl Hands {
             Health::Degraded { .. } | Health::NotWatched => None,
         }
     }
-}
 
-impl Hands {
     /// Bytes of running processes that are no engine's; `None` where the driver does not tell. What it still ascribes to a
     /// process that has ended may be an engine's.
     pub(super) fn strangers(&self, reading: &Reading) -> Option<u64> {

@@ -197,6 +197,14 @@ impl Journal {
         Journal::open_with(path, Options::default())
     }
 
+    /// Whether no agent uses this journal now, for whoever is about to write beside it.
+    ///
+    /// # Errors
+    /// One does, or it cannot be told.
+    pub fn is_unused(path: &Path) -> Result<(), Error> {
+        schema::is_unused(path)
+    }
+
     /// The same with settings. Blocks while the file is checked: call it before serving.
     pub fn open_with(path: impl AsRef<Path>, options: Options) -> Result<(Journal, OpenReport), Error> {
         let path = path.as_ref().to_owned();

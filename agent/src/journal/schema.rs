@@ -60,6 +60,11 @@ pub(super) fn lock(journal: &Path) -> Result<File, Error> {
     }
 }
 
+/// Whether nobody holds that lock now.
+pub(super) fn is_unused(journal: &Path) -> Result<(), Error> {
+    if with_suffix(journal, ".lock").exists() { lock(journal).map(drop) } else { Ok(()) }
+}
+
 fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(suffix);

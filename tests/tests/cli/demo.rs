@@ -58,6 +58,25 @@ async fn an_interrupted_demo_stops_its_engines() {
     }
 }
 
+/// The folder of a demo that runs is refused, and nothing in it is changed.
+#[tokio::test]
+async fn a_demo_keeps_out_of_the_folder_of_one_that_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = demo(dir.path(), &["--stay"]);
+    let engines = || living(dir.path()).into_iter().filter(|p| p.command.contains("sim-engine")).count();
+    until("an engine to run", async || engines() > 0).await;
+    let config = || std::fs::read_to_string(dir.path().join("hotbunk.toml")).unwrap();
+    let before = config();
+    let second = demo(dir.path(), &["--vllm", "0.20"]).wait_with_output().await.unwrap();
+    assert_eq!(second.status.code(), code(ExitCode::Failed));
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert!(said.contains("in use by another agent"), "{said}");
+    assert_eq!(config(), before);
+    signal(first.id().unwrap(), Signal::INT);
+    first.wait().await.unwrap();
+    assert_eq!(living(dir.path()), []);
+}
+
 /// What a newcomer pastes works as it is printed, and the second line switches to the other model.
 #[tokio::test]
 #[expect(clippy::print_stderr, reason = "a test that did not run says so")]
