@@ -51,6 +51,9 @@ pub struct KeptEngine {
     /// Its process runs with other settings than are configured.
     #[serde(default)]
     pub other_settings: bool,
+    /// Whether it runs was still the configuration's to say.
+    #[serde(default)]
+    pub to_boot: bool,
     /// Its process was started by somebody else.
     #[serde(default)]
     pub taken_over: bool,
@@ -217,6 +220,7 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         level2_unsafe,
         cannot_park,
         other_settings,
+        to_boot,
         taken_over,
         crashes,
         wanted_awake,
@@ -256,6 +260,7 @@ fn keep_engine(e: &Engine) -> KeptEngine {
         level2_unsafe: *level2_unsafe,
         cannot_park: *cannot_park,
         other_settings: *other_settings,
+        to_boot: *to_boot,
         taken_over: *taken_over,
         crashes: crashes.clone(),
         wanted_awake: *wanted_awake,

@@ -146,6 +146,9 @@ pub struct Engine {
     /// Its process was started by somebody else, or by a former agent, and runs with other settings than are configured: what
     /// was measured of it says nothing of the next one.
     pub other_settings: bool,
+    /// Whether it runs is the configuration's to say, at the agent's boot: nobody has asked anything of it yet, or an agent that
+    /// closed has stopped it. What anybody else has decided, a boot leaves as it is.
+    pub to_boot: bool,
     /// Its process was started by somebody else, who may start it again as soon as it has ended.
     pub taken_over: bool,
     /// Crashes within the window.
@@ -199,6 +202,7 @@ impl Engine {
             level2_unsafe: false,
             cannot_park: false,
             other_settings: false,
+            to_boot: true,
             taken_over: false,
             crashes: Crashes::default(),
             wanted_awake: false,
@@ -397,8 +401,6 @@ pub struct Node {
     pub by_hand: bool,
     /// A cycle run has the engines to itself.
     pub cycle: bool,
-    /// Engines whose place was chosen before this agent began: its boot leaves them where they are.
-    pub placed: Vec<EngineId>,
     /// Maintenance, from the acceptance of a pause to the end of its resumption.
     pub paused: Option<Paused>,
     /// Why nothing may be switched: the journal cannot be written, and the configuration wants what is done recorded.
@@ -467,7 +469,6 @@ impl Node {
             closing: false,
             by_hand: false,
             cycle: false,
-            placed: Vec::new(),
             paused: None,
             journal_lost: None,
         }

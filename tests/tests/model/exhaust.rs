@@ -24,6 +24,7 @@ impl Hash for Sys {
             e.watch.hash(h);
             (e.demand, e.in_flight, e.retry, e.fall_retry).hash(h);
             (e.spec.rest, e.spec.estimate.kv_cache, &e.revised, e.retired, e.other_settings).hash(h);
+            (e.to_boot, e.taken_over).hash(h);
         }
         for d in &self.node.devices {
             (d.foreign, &d.evidence, d.spec.max_awake, &d.revised).hash(h);

@@ -42,9 +42,9 @@ impl From<Refusal> for No {
 impl Cx<'_> {
     /// Queues the starts of an agent that comes up.
     pub(super) fn boot(&mut self, awake: &[EngineId]) {
-        let placed = std::mem::take(&mut self.node.placed);
-        let due = |id: &EngineId| self.node.engine(*id).spec.autostart && !placed.contains(id);
+        let due = |id: &EngineId| self.node.engine(*id).spec.autostart && self.node.engine(*id).to_boot;
         let due: Vec<EngineId> = self.node.ids().filter(due).collect();
+        self.node.engines.iter_mut().for_each(|e| e.to_boot = false);
         let (last, first): (Vec<_>, Vec<_>) = due.into_iter().partition(|id| awake.contains(id));
         for engine in first.into_iter().chain(last) {
             let awake = awake.contains(&engine);
@@ -143,6 +143,10 @@ impl Cx<'_> {
                     .filter(on_devices)
                     .filter(|e| self.node.engine(*e).is_serving())
                     .collect();
+                let involved: Vec<EngineId> = work.steps.iter().filter_map(Step::engine).collect();
+                for engine in involved {
+                    self.node.engine_mut(engine).to_boot = false;
+                }
                 let operation = Operation {
                     id,
                     request,
@@ -283,6 +287,8 @@ impl Cx<'_> {
                 let e = self.node.engine(id);
                 if !e.process {
                     let because = format!("{} is not running", e.spec.name);
+                    self.node.engine_mut(id).to_boot = false;
+                    let e = self.node.engine(id);
                     if !matches!(e.condition, Condition::Failed(_)) {
                         self.transit(id, "stopped by command", |e| {
                             e.condition = Condition::Settled;

@@ -24,9 +24,9 @@ impl Cx<'_> {
         let closing = work.as_ref().is_some_and(|w| w.closing);
         for a in &engines {
             self.put_back(a);
-            // What a closing agent had stopped is started by the configuration, as ever.
-            if a.kept.as_ref().is_some_and(|k| k.process || !closing) {
-                self.node.placed.push(a.engine);
+            if let Some(k) = &a.kept {
+                // What a closing agent had stopped is started by the configuration, as ever.
+                self.node.engine_mut(a.engine).to_boot = (k.to_boot || closing) && !k.process;
             }
         }
         self.take_up(work);
@@ -68,6 +68,7 @@ impl Cx<'_> {
                 level2_unsafe,
                 cannot_park,
                 other_settings,
+                to_boot: _,
                 taken_over,
                 crashes,
                 wanted_awake,

@@ -88,9 +88,14 @@ impl Cx<'_> {
             return false;
         }
         for s in shown {
+            let theirs = s.strangers.unwrap_or(0);
+            // What somebody has reserved was checked against what was foreign then; at rest it is looked at again.
+            let reserved = self.node.engines_on(s.device).any(|id| self.node.engine(id).reserved > 0);
             let d = &mut self.node.devices[usize::from(s.device.0)];
-            d.foreign = d.foreign.max(s.strangers.unwrap_or(0));
-            d.foreign_seen = d.foreign_seen.max(d.foreign);
+            d.foreign_seen = d.foreign_seen.max(theirs);
+            if !reserved {
+                d.foreign = d.foreign.max(theirs);
+            }
         }
         if matches!(self.node.engine(engine).condition, Condition::Failed(_)) {
             self.node.engine_mut(engine).held = 0;

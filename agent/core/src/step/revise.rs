@@ -55,6 +55,7 @@ impl Cx<'_> {
         let e = self.node.engine(engine);
         let autostart = e.revised.as_ref().map_or(e.spec.autostart, |revised| revised.spec.autostart);
         if autostart && !self.node.closing && !self.node.by_hand {
+            self.node.engine_mut(engine).to_boot = false;
             let id = self.node.number();
             let request = Request::Start { engine, rehearse: None, awake: false };
             self.node.queue.push_back(Queued { id, request, by: By::Agent, at: self.now });

@@ -93,7 +93,7 @@ impl Session {
                 let device = Some(gib(id, known) * GIB);
                 e.footprints[known as usize] = Some(Footprint { device, host: None });
             }
-            e.tier = *tier;
+            (e.tier, e.to_boot) = (*tier, false);
             e.held = gib(id, *tier) * GIB;
             e.spec.estimate.kv_cache = Some((gib(id, Tier::Awake) - gib(id, Tier::Parked)) * GIB);
             if tier.has_process() {

@@ -295,7 +295,7 @@ impl Sys {
                         Some(Footprint { device: Some(bytes(tier)), host: Some(1) });
                 }
             }
-            e.tier = s.at;
+            (e.tier, e.to_boot) = (s.at, false);
             e.held = bytes(s.at);
             e.awake_since = NOW;
             e.watch.progress_at = NOW;

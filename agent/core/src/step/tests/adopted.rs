@@ -7,6 +7,12 @@ use crate::state::Pausing;
 impl Session {
     /// The agent is killed; its successor finds each engine alive, saying this and holding so many GiB.
     fn succeeded(&mut self, found: &[(Option<bool>, u64)]) -> &mut Self {
+        self.taken_over(found);
+        self.say(Event::Boot { awake: vec![A] })
+    }
+
+    /// The same, and killed before its boot.
+    fn taken_over(&mut self, found: &[(Option<bool>, u64)]) -> &mut Self {
         self.waiting.clear();
         let kept = crate::kept::keep(&self.node);
         let specs = self.node.engines.iter().map(|e| e.spec.clone()).collect();
@@ -34,8 +40,7 @@ impl Session {
         });
         let adoption = Adoption { engines: engines.collect(), work: Some(kept.work), ..Adoption::default() };
         self.log.clear();
-        self.say(Event::Adopted(Box::new(adoption)));
-        self.say(Event::Boot { awake: vec![A] })
+        self.say(Event::Adopted(Box::new(adoption)))
     }
 }
 
@@ -166,6 +171,28 @@ fn what_a_closing_agent_has_stopped_is_started_by_the_configuration() {
     s.succeeded(&[(None, 0), (None, 0)]).ok_to_the_end();
     assert!(s.node.engine(A).is_serving(), "{:#?}", s.log);
     assert_eq!(s.node.engine(B).tier, Tier::Level1);
+}
+
+/// An agent that is killed between what it takes over and its boot has decided nothing.
+#[test]
+fn what_was_to_be_started_at_a_boot_that_never_came_is_started_at_the_next() {
+    let nobody = [(None, 0), (None, 0), (None, 0)];
+    for closed in [false, true] {
+        let mut s = Session::new(31, 45, &[Tier::Stopped, Tier::Stopped, Tier::Stopped]);
+        if closed {
+            s.say(Event::Close);
+        } else {
+            // The first agent of all: A and B are new, and C has been stopped by an operator meanwhile.
+            [A, B].map(|id| s.node.engine_mut(id).to_boot = true);
+        }
+        s.taken_over(&nobody).taken_over(&nobody);
+        if closed {
+            s.command(Request::Stop { engine: EngineId(2), drain: Drain::default() });
+        }
+        s.taken_over(&nobody).succeeded(&nobody).ok_to_the_end().serving(A);
+        assert_eq!(s.node.engine(B).tier, Tier::Level1);
+        assert_eq!(s.node.engine(EngineId(2)).tier, Tier::Stopped, "{:#?}", s.log);
+    }
 }
 
 #[test]

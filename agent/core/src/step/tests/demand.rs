@@ -463,6 +463,7 @@ fn a_resumption_that_loses_an_engine_brings_the_others_back() {
 #[test]
 fn cycles_and_the_starts_of_the_agent_wait_for_the_end_of_maintenance() {
     let mut s = Session::new(31, 45, &[Tier::Stopped, Tier::Stopped]);
+    s.node.engines.iter_mut().for_each(|e| e.to_boot = true);
     s.say(Event::Boot { awake: vec![A] }).pauses(None);
     // The start of B is under way, then comes the pause, then the start of A would.
     s.ok_to_the_end();
