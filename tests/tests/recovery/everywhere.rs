@@ -7,6 +7,9 @@ use hotbunk_api::words::{Strategy, Tier};
 use hotbunk_tests::{Agent, Setup, Sleep, Switch, restart, start, stop, until, wake};
 use std::io::Write as _;
 
+/// Records of an agent's start before its first operation, and a few more.
+const FIRST: usize = 5;
+
 fn pair() -> Setup {
     Setup::pair().each(|e| e.speed(50.0))
 }
@@ -64,14 +67,16 @@ async fn sleep_and_wake() {
     everywhere("one engine", pair(), asks, None).await;
 }
 
-/// The first start of all: killed in it, the next agent goes on with it. Every twenty-fifth record, or each.
+/// The first start of all, and one after a stop in order: killed in it, the next agent goes on with it. The first records, in
+/// which nothing is begun yet, and every twenty-fifth; or each.
 #[tokio::test]
 async fn while_everything_starts() {
     let step = if all() { 1 } else { 25 };
+    let first = 1..FIRST;
     let node = Setup::pair().env("HOTBUNK_DIE_AFTER_RECORD", "{dir}/die").build();
     let die = node.dir().join("die");
     let mut killed = 0;
-    for records in (1..).step_by(step) {
+    for records in first.chain((FIRST..).step_by(step)) {
         std::fs::write(&die, format!("{records} 0")).expect("written");
         let mut first = Agent::spawn(&node, &[]);
         until("the agent to be killed, or to be up", async || {
