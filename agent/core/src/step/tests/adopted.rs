@@ -183,7 +183,9 @@ fn what_was_to_be_started_at_a_boot_that_never_came_is_started_at_the_next() {
             s.say(Event::Close);
         } else {
             // The first agent of all: A and B are new, and C has been stopped by an operator meanwhile.
-            [A, B].map(|id| s.node.engine_mut(id).to_boot = true);
+            for id in [A, B] {
+                s.node.engine_mut(id).to_boot = true;
+            }
         }
         s.taken_over(&nobody).taken_over(&nobody);
         if closed {
