@@ -162,6 +162,16 @@ async fn agents_are_restarted_and_no_client_loses_anything() {
     agent.stop().await;
 }
 
+/// Whether each of its threads has been stopped: a signal is on its way for a moment, and some of them go on meanwhile.
+fn stands_still(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).expect("its threads");
+    let is_stopped = |thread: std::io::Result<std::fs::DirEntry>| {
+        let stat = std::fs::read_to_string(thread.expect("a thread").path().join("stat")).unwrap_or_default();
+        stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T'))
+    };
+    threads.into_iter().all(is_stopped)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_is_killed_and_only_what_it_was_answering_is_lost() {
     let node = Setup::pair().each(|e| e.speed(20.0)).build();
@@ -172,6 +182,7 @@ async fn an_agent_is_killed_and_only_what_it_was_answering_is_lost() {
     crowd.go_on(2).await;
     // One that is sure not to have been accepted: it connects while the agent cannot move.
     agent.signal(Signal::STOP);
+    until("it to stand still", async || stands_still(agent.pid())).await;
     let mut waiting = TcpStream::connect((Ipv4Addr::LOCALHOST, node.gateway_port())).unwrap();
     waiting.write_all(b"GET /v1/models HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
     agent.kill().await;
